@@ -1,0 +1,16 @@
+"""What apply_rope and its helpers raise and warn."""
+
+
+class RopeError(ValueError):
+    """Wrong input. The message says what was given, what was expected and what to do.
+
+    Raised before anything is written.
+    """
+
+
+class PositionError(RopeError):
+    """A position lies outside the cos/sin table. The message names token, position and table length."""
+
+
+class RopePrecisionWarning(UserWarning):
+    """A cos/sin table in a 16-bit dtype: accurate only for the first few thousand positions."""
