@@ -1,0 +1,99 @@
+"""apply_rope: check, choose the backend, rotate."""
+
+import os
+
+import torch
+
+from rope import eager
+from rope.checks import Geometry, check_call, check_in_place, check_position_range
+
+
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    layout: str = "neox",
+    rot_dim: int | None = None,
+    rot_offset: int = 0,
+    head_axis: int = -2,
+    inplace: bool = False,
+    inverse: bool = False,
+    validate: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """Rotate q and k by their tokens' positions, in one launch.
+
+    Each pair (lo, hi) of a token at position p becomes (lo*c - hi*s, hi*c + lo*s) with c = cos[p, i] and
+    s = sin[p, i] for pair i (Su et al., RoFormer, arXiv:2104.09864). The arithmetic is float32 (float64
+    for float64 inputs) with one rounding at the store.
+
+    Args:
+        q: `(tokens, q_heads, head_dim)` or `(batch, tokens, q_heads, head_dim)`; float16, bfloat16,
+            float32 or float64; any strides.
+        k: like q with its own number of heads and its own strides, or None.
+        cos: `(max_position, rot_dim // 2)`, any strides; or `(batch, tokens, rot_dim // 2)`, already
+            gathered per token, with positions=None. float32 expected (float64 with float64 inputs); a
+            16-bit table works and warns once.
+        sin: like cos.
+        positions: `(tokens,)`, or `(batch, tokens)` for 4 axes; int32 or int64, any strides. None means
+            0, 1, 2, ... in each batch row.
+        layout: "neox" pairs element i with i + rot_dim // 2, "gptj" pairs 2i with 2i + 1.
+        rot_dim: dims that rotate, even; None means 2 * cos.shape[-1].
+        rot_offset: first dim that rotates. The other dims (the tail) keep their bits.
+        head_axis: -2, or the axis before the tokens: 1 for `(batch, heads, tokens, head_dim)`, 0 for
+            `(heads, tokens, head_dim)`.
+        inplace: write into q and k and return them. Refused where q or k overlaps itself or the other.
+        inverse: rotate back (negated sin).
+        validate: on CUDA, synchronise and raise PositionError for a position outside the table. Without
+            it the rotated dims of such a token become NaN. On the CPU the check is free and always made.
+
+    Returns:
+        (q_out, k_out), or q_out alone when k is None.
+
+    Raises:
+        RopeError: wrong input; nothing was written.
+        PositionError: a position outside the table, where it is checked; nothing was written.
+        RopePrecisionWarning: (a warning, once) cos and sin are in a 16-bit dtype.
+    """
+    geometry = check_call(q, k, cos, sin, positions, layout, rot_dim, rot_offset, head_axis)
+    if positions is not None and (validate or positions.device.type == "cpu"):
+        check_position_range(positions, cos.shape[0])
+    if inplace:
+        check_in_place(q, k)
+    q_out = q if inplace else torch.empty_like(q)
+    k_out = k if inplace or k is None else torch.empty_like(k)
+    _rotate(q, k, q_out, k_out, cos, sin, positions, geometry, inverse)
+    return q_out if k_out is None else (q_out, k_out)
+
+
+def _rotate(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    q_out: torch.Tensor,
+    k_out: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    geometry: Geometry,
+    inverse: bool,
+) -> None:
+    rotate = eager.rotate
+    if _kernels_run_on(q.device):
+        from rope import launch
+
+        rotate = launch.rotate
+    rotate(q, k, q_out, k_out, cos, sin, positions, geometry, inverse=inverse)
+
+
+def _kernels_run_on(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return True
+    if device.type != "cpu" or "TRITON_INTERPRET" not in os.environ:
+        return False
+    # Imported late, because the kernels read TRITON_INTERPRET when they are decorated: a program that
+    # sets it before its first call is in time, one that sets it later keeps the eager implementation.
+    from rope import launch
+
+    return launch.interpreted()

@@ -1,0 +1,303 @@
+"""What apply_rope accepts. Every function here raises before anything is written."""
+
+import functools
+import warnings
+from typing import NamedTuple
+
+import torch
+
+from rope.errors import PositionError, RopeError, RopePrecisionWarning
+from rope.overlap import overlaps, overlaps_itself
+
+LAYOUTS = ("neox", "gptj")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+POSITION_DTYPES = (torch.int32, torch.int64)
+_SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+
+
+class Geometry(NamedTuple):
+    """The sizes of one call, whatever the rank and the order of the axes."""
+
+    layout: str
+    batch: int
+    tokens: int  # per batch row
+    q_heads: int
+    k_heads: int  # 0 when there is no k
+    head_dim: int
+    rot_half: int
+    rot_offset: int
+    heads_first: bool
+
+    def bnhd_strides(self, x: torch.Tensor) -> tuple[int, int, int, int]:
+        """Strides of q, k or an output in the order (batch, token, head, dim), in elements."""
+        *batch, second, third, dim = x.stride()
+        token, head = (third, second) if self.heads_first else (second, third)
+        return batch[0] if batch else 0, token, head, dim
+
+    def bnhd(self, x: torch.Tensor) -> torch.Tensor:
+        """A view of q, k or an output as (batch, token, head, dim)."""
+        x = x if x.dim() == 4 else x.unsqueeze(0)
+        return x.transpose(1, 2) if self.heads_first else x
+
+
+def check_call(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    layout: str,
+    rot_dim: int | None,
+    rot_offset: int,
+    head_axis: int,
+) -> Geometry:
+    """Check types, dtypes, devices and shapes; return the sizes of the call."""
+    _check_tensors(q=q, cos=cos, sin=sin)
+    if k is not None:
+        _check_tensors(k=k)
+    if positions is not None:
+        _check_tensors(positions=positions)
+    check_dtypes(
+        q.dtype,
+        None if k is None else k.dtype,
+        cos.dtype,
+        sin.dtype,
+        None if positions is None else positions.dtype,
+    )
+    for name, tensor in (("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
+        if tensor is not None and tensor.device != q.device:
+            raise RopeError(
+                f"{name} is on {tensor.device} but q is on {q.device}: move {name} to {q.device} first"
+            )
+    if cos.dtype in _SIXTEEN_BIT:
+        _warn_about_table_precision(cos.dtype)
+    return check_shapes(
+        q.shape,
+        None if k is None else k.shape,
+        cos.shape,
+        sin.shape,
+        None if positions is None else positions.shape,
+        layout,
+        rot_dim,
+        rot_offset,
+        head_axis,
+    )
+
+
+def _check_tensors(**tensors: object) -> None:
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise RopeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+        if value.layout is not torch.strided:
+            raise RopeError(f"{name} must be a strided tensor, got layout {value.layout}: densify it")
+
+
+@functools.cache
+def check_dtypes(
+    q: torch.dtype,
+    k: torch.dtype | None,
+    cos: torch.dtype,
+    sin: torch.dtype,
+    positions: torch.dtype | None,
+) -> None:
+    """Check the dtypes alone."""
+    if q not in DTYPES:
+        raise RopeError(f"q has dtype {q}, expected one of {_names(DTYPES)}")
+    if k is not None and k != q:
+        raise RopeError(f"k has dtype {k} but q has {q}: both must have the same dtype")
+    if cos != sin:
+        raise RopeError(f"cos has dtype {cos} but sin has {sin}: both must have the same dtype")
+    if cos not in DTYPES:
+        raise RopeError(f"cos and sin have dtype {cos}, expected torch.float32")
+    if cos == torch.float64 and q != torch.float64:
+        raise RopeError(
+            f"cos and sin are float64 but q is {q}, which is rotated in float32: pass cos.float() and "
+            "sin.float()"
+        )
+    if positions is not None and positions not in POSITION_DTYPES:
+        raise RopeError(f"positions have dtype {positions}, expected torch.int32 or torch.int64")
+
+
+@functools.cache
+def _warn_about_table_precision(dtype: torch.dtype) -> None:
+    warnings.warn(
+        f"cos and sin are {dtype}: angles lose their precision beyond a few thousand positions. Pass "
+        "float32 tables (this warning is given once)",
+        RopePrecisionWarning,
+        stacklevel=4,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def check_shapes(
+    q: torch.Size,
+    k: torch.Size | None,
+    cos: torch.Size,
+    sin: torch.Size,
+    positions: torch.Size | None,
+    layout: str,
+    rot_dim: int | None,
+    rot_offset: int,
+    head_axis: int,
+) -> Geometry:
+    """Check the shapes and options alone; return the sizes of the call."""
+    if layout not in LAYOUTS:
+        raise RopeError(f'layout is {layout!r}, expected "neox" (halves) or "gptj" (adjacent elements)')
+    heads_first = _heads_first(q, head_axis)
+    batch, tokens, q_heads, head_dim = _bnhd(q, heads_first)
+    k_heads = 0
+    if k is not None:
+        k_heads = _check_k(q, k, heads_first)
+    rot_half = _check_rotation(head_dim, cos, rot_dim, rot_offset)
+    _check_tables(len(q), batch, tokens, cos, sin, positions)
+    if positions is not None:
+        _check_positions(len(q), batch, tokens, positions)
+    return Geometry(layout, batch, tokens, q_heads, k_heads, head_dim, rot_half, rot_offset, heads_first)
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(map(str, dtypes))
+
+
+def _heads_first(q: torch.Size, head_axis: int) -> bool:
+    if len(q) not in (3, 4):
+        raise RopeError(
+            f"q has shape {tuple(q)}, expected 3 axes (tokens, heads, head_dim) or 4 axes "
+            "(batch, tokens, heads, head_dim)"
+        )
+    axes = {-2: len(q) - 2, -3: len(q) - 3, len(q) - 2: len(q) - 2, len(q) - 3: len(q) - 3}
+    if isinstance(head_axis, bool) or head_axis not in axes:
+        raise RopeError(
+            f"head_axis is {head_axis}, expected -2 (heads before head_dim) or {len(q) - 3} (heads "
+            f"before tokens) for q with {len(q)} axes"
+        )
+    return axes[head_axis] == len(q) - 3
+
+
+def _bnhd(x: torch.Size, heads_first: bool) -> tuple[int, int, int, int]:
+    *batch, second, third, head_dim = x
+    tokens, heads = (third, second) if heads_first else (second, third)
+    return batch[0] if batch else 1, tokens, heads, head_dim
+
+
+def _check_k(q: torch.Size, k: torch.Size, heads_first: bool) -> int:
+    if len(k) != len(q):
+        raise RopeError(f"k has shape {tuple(k)} but q has {tuple(q)}: both must have {len(q)} axes")
+    batch, tokens, _, head_dim = _bnhd(q, heads_first)
+    k_batch, k_tokens, k_heads, k_head_dim = _bnhd(k, heads_first)
+    if (k_batch, k_tokens, k_head_dim) != (batch, tokens, head_dim):
+        raise RopeError(
+            f"k has shape {tuple(k)} but q has {tuple(q)}: they may differ only in the number of "
+            f"heads, axis {len(q) - 3 if heads_first else len(q) - 2}"
+        )
+    return k_heads
+
+
+def _check_rotation(head_dim: int, cos: torch.Size, rot_dim: int | None, rot_offset: int) -> int:
+    if len(cos) not in (2, 3):
+        raise RopeError(
+            f"cos has shape {tuple(cos)}, expected (max_position, rot_dim // 2) or, gathered per "
+            "token, (batch, tokens, rot_dim // 2)"
+        )
+    width = cos[-1]
+    if rot_dim is None:
+        rot_dim = 2 * width
+        given = f"cos has {width} columns, so rot_dim is {rot_dim}"
+    else:
+        given = f"rot_dim is {rot_dim}"
+        if isinstance(rot_dim, bool) or not isinstance(rot_dim, int) or rot_dim % 2 or rot_dim < 0:
+            raise RopeError(f"rot_dim is {rot_dim!r}, expected an even number of dims, or None")
+    if width > 0 and rot_dim <= head_dim and width == rot_dim:
+        raise RopeError(
+            f"{given} and cos has {width} columns, expected {rot_dim // 2}: a full-width table holds "
+            f"every angle twice, pass one copy, cos[..., :{rot_dim // 2}] if its halves repeat"
+        )
+    if 2 * width != rot_dim:
+        raise RopeError(f"{given} but cos has {width} columns, expected rot_dim // 2 = {rot_dim // 2}")
+    if rot_dim > head_dim:
+        hint = (
+            f"; a full-width table holds every angle twice, pass one copy, cos[..., :{width // 2}] if "
+            "its halves repeat"
+            if width <= head_dim
+            else ""
+        )
+        raise RopeError(f"{given} but head_dim is {head_dim}: rot_dim must fit{hint}")
+    if isinstance(rot_offset, bool) or not isinstance(rot_offset, int):
+        raise RopeError(f"rot_offset is {rot_offset!r}, expected an int")
+    if not 0 <= rot_offset <= head_dim - rot_dim:
+        raise RopeError(
+            f"rot_offset is {rot_offset}, expected 0 to head_dim - rot_dim = {head_dim - rot_dim}"
+        )
+    return rot_dim // 2
+
+
+def _check_tables(
+    rank: int,
+    batch: int,
+    tokens: int,
+    cos: torch.Size,
+    sin: torch.Size,
+    positions: torch.Size | None,
+) -> None:
+    if cos != sin:
+        raise RopeError(f"cos has shape {tuple(cos)} but sin has {tuple(sin)}: both must be the same")
+    if len(cos) == 2:
+        if positions is None and tokens > cos[0]:
+            raise PositionError(
+                f"{tokens} tokens without positions reach position {tokens - 1}, but the table has "
+                f"{cos[0]} rows: build a longer table, or pass positions"
+            )
+        return
+    if rank == 3:
+        raise RopeError(
+            f"cos has shape {tuple(cos)} but q has 3 axes: for tokens on one axis a gathered table is "
+            "(tokens, rot_dim // 2), pass cos[0] and sin[0]"
+        )
+    if positions is not None:
+        raise RopeError(
+            f"cos has shape {tuple(cos)}, already gathered per token, and positions were given too: "
+            "pass positions=None, or a table of shape (max_position, rot_dim // 2)"
+        )
+    if tuple(cos[:2]) != (batch, tokens):
+        raise RopeError(
+            f"cos has shape {tuple(cos)}, gathered per token, expected ({batch}, {tokens}, "
+            "rot_dim // 2) as in q: cos.expand shares one row over the batch without a copy"
+        )
+
+
+def _check_positions(rank: int, batch: int, tokens: int, positions: torch.Size) -> None:
+    expected = [(tokens,)] if rank == 3 else [(tokens,), (batch, tokens)]
+    if tuple(positions) not in expected:
+        raise RopeError(
+            f"positions have shape {tuple(positions)}, expected "
+            f"{' or '.join(map(str, expected))}, one position per token of q"
+        )
+
+
+def check_in_place(q: torch.Tensor, k: torch.Tensor | None) -> None:
+    """Refuse an in-place target with two names for one element: the result would depend on the order."""
+    for name, x in (("q", q), ("k", k)):
+        if x is not None and overlaps_itself(x):
+            raise RopeError(
+                f"inplace=True but {name}, with shape {tuple(x.shape)} and strides {x.stride()}, "
+                f"overlaps itself: pass {name}.contiguous(), or inplace=False"
+            )
+    if k is not None and overlaps(q, k):
+        raise RopeError(
+            "inplace=True but q and k share memory, so elements would rotate twice: pass a copy of one "
+            "of them, or inplace=False"
+        )
+
+
+def check_position_range(positions: torch.Tensor, max_position: int) -> None:
+    """Raise PositionError for the first position outside 0 .. max_position - 1 (synchronises on CUDA)."""
+    bad = ((positions < 0) | (positions >= max_position)).nonzero()
+    if len(bad) == 0:
+        return
+    token = tuple(bad[0].tolist())
+    where = f"token {token[0]}" if len(token) == 1 else f"token {token[1]} of batch row {token[0]}"
+    raise PositionError(
+        f"{where} has position {int(positions[token])}, but the table has {max_position} rows "
+        f"(positions 0 to {max_position - 1}); {len(bad)} of {positions.numel()} positions are outside: "
+        "build a longer table or mend the positions"
+    )

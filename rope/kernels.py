@@ -1,0 +1,292 @@
+"""Triton kernels for RoPE.
+
+One entry kernel maps programs to tiles; one tile function per layout rotates a tile. A program owns the
+same `BLOCK_T` tokens of one batch row for `BLOCK_H` heads of either q or k, so it loads each cos/sin row
+once and reuses it over its heads, and no element is touched by two programs.
+
+Every tile has the axes (token, head, dim). Row offsets are 64-bit: a head-first or packed tensor passes
+2**31 elements at ordinary model sizes.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rotate_pairs(lo, hi, cos, sin, dtype: tl.constexpr):
+    # The table decides the arithmetic type: float32, or float64 for float64 activations.
+    lo = lo.to(cos.dtype)
+    hi = hi.to(cos.dtype)
+    return (lo * cos - hi * sin).to(dtype), (hi * cos + lo * sin).to(dtype)
+
+
+@triton.jit
+def _neox_tile(
+    x_rows,
+    out_rows,
+    x_dim_stride,
+    out_dim_stride,
+    row_mask,
+    cos,
+    sin,
+    ROT_HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    # Layout neox: element i of the rotated dims pairs with element i + ROT_HALF.
+    pair = tl.arange(0, BLOCK_HALF)[None, None, :]
+    mask = row_mask & (pair < ROT_HALF)
+    lo = tl.load(x_rows + pair * x_dim_stride, mask=mask)
+    hi = tl.load(x_rows + (ROT_HALF + pair) * x_dim_stride, mask=mask)
+    lo, hi = _rotate_pairs(lo, hi, cos, sin, out_rows.dtype.element_ty)
+    tl.store(out_rows + pair * out_dim_stride, lo, mask=mask)
+    tl.store(out_rows + (ROT_HALF + pair) * out_dim_stride, hi, mask=mask)
+
+
+@triton.jit
+def _gptj_tile(
+    x_rows,
+    out_rows,
+    x_dim_stride,
+    out_dim_stride,
+    row_mask,
+    cos,
+    sin,
+    ROT_HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    # Layout gptj: element 2i of the rotated dims pairs with element 2i + 1.
+    # Whole rows travel and are split in registers, because loads of every second element would halve the
+    # useful part of each memory sector.
+    dim = tl.arange(0, 2 * BLOCK_HALF)[None, None, :]
+    mask = row_mask & (dim < 2 * ROT_HALF)
+    row = tl.load(x_rows + dim * x_dim_stride, mask=mask)
+    lo, hi = tl.split(tl.reshape(row, (BLOCK_T, BLOCK_H, BLOCK_HALF, 2)))
+    lo, hi = _rotate_pairs(lo, hi, cos, sin, out_rows.dtype.element_ty)
+    row = tl.reshape(tl.join(lo, hi), (BLOCK_T, BLOCK_H, 2 * BLOCK_HALF))
+    tl.store(out_rows + dim * out_dim_stride, row, mask=mask)
+
+
+@triton.jit
+def _copy_tail(
+    x_rows,
+    out_rows,
+    x_dim_stride,
+    out_dim_stride,
+    row_mask,
+    TAIL: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    ROT_DIM: tl.constexpr,
+    ROT_OFFSET: tl.constexpr,
+):
+    # Any layout: the dims before and after the rotated ones, bit for bit.
+    dim = tl.arange(0, BLOCK_TAIL)[None, None, :]
+    mask = row_mask & (dim < TAIL)
+    # A tail on one side only keeps dims contiguous, which the compiler must see to make wide accesses.
+    if ROT_OFFSET == 0:
+        dim += ROT_DIM
+    elif ROT_OFFSET < TAIL:
+        dim = tl.where(dim < ROT_OFFSET, dim, dim + ROT_DIM)
+    value = tl.load(x_rows + dim * x_dim_stride, mask=mask)
+    tl.store(out_rows + dim * out_dim_stride, value, mask=mask)
+
+
+@triton.jit
+def _load_angles(
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    cos_strides,
+    sin_strides,
+    position_strides,
+    b,
+    n,
+    tokens,
+    max_position,
+    HAS_POSITIONS: tl.constexpr,
+    INVERSE: tl.constexpr,
+    UNIT_PAIR: tl.constexpr,
+    TABLE_ALIGN: tl.constexpr,
+    ROT_HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    # Any layout: one cos and one sin per (token, pair), as (BLOCK_T, 1, BLOCK_HALF).
+    live = n < tokens
+    position = n
+    if HAS_POSITIONS:
+        at = b * position_strides[0] + n * position_strides[1]
+        position = tl.load(positions_ptr + at, mask=live, other=-1).to(tl.int64)
+    # A row outside the table is never read; NaN makes the fault loud without a host sync.
+    in_table = live & (position >= 0) & (position < max_position)
+    row = tl.where(in_table, position, 0)
+    cos_row = b * cos_strides[0] + row * cos_strides[1]
+    sin_row = b * sin_strides[0] + row * sin_strides[1]
+    pair = tl.arange(0, BLOCK_HALF)[None, None, :]
+    cos_pair = pair
+    sin_pair = pair
+    if UNIT_PAIR:
+        cos_row = tl.multiple_of(cos_row, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
+        sin_row = tl.multiple_of(sin_row, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
+    else:
+        cos_pair = pair.to(tl.int64) * cos_strides[2]
+        sin_pair = pair.to(tl.int64) * sin_strides[2]
+    mask = in_table & (pair < ROT_HALF)
+    cos = tl.load(cos_ptr + cos_row + cos_pair, mask=mask, other=float("nan")).to(dtype)
+    sin = tl.load(sin_ptr + sin_row + sin_pair, mask=mask, other=float("nan")).to(dtype)
+    if INVERSE:
+        sin = -sin
+    return cos, sin
+
+
+POINTERS = ("q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr", "cos_ptr", "sin_ptr", "positions_ptr")
+SCALARS = (
+    "q_strides",
+    "k_strides",
+    "q_out_strides",
+    "k_out_strides",
+    "cos_strides",
+    "sin_strides",
+    "position_strides",
+    "tokens",
+    "q_heads",
+    "k_heads",
+    "max_position",
+)
+
+
+# Alignment and unit strides reach the compiler as constexprs that the launcher computes once, so tensors
+# that differ only in stride values share one compiled kernel.
+@triton.jit(do_not_specialize=SCALARS, do_not_specialize_on_alignment=POINTERS)
+def rope_kernel(
+    q_ptr,
+    k_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    q_strides,  # in elements: (batch, token, head, dim); the same for k and the outputs
+    k_strides,
+    q_out_strides,
+    k_out_strides,
+    cos_strides,  # in elements: (batch, row, pair)
+    sin_strides,
+    position_strides,  # in elements: (batch, token)
+    tokens,  # per batch row
+    q_heads,
+    k_heads,
+    max_position,  # rows of the table, or of one batch row of a gathered table
+    GPTJ: tl.constexpr,
+    INVERSE: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    UNIT_DIM: tl.constexpr,  # the dim stride of q, k and the outputs is 1
+    UNIT_PAIR: tl.constexpr,  # the pair stride of cos and sin is 1
+    X_ALIGN: tl.constexpr,  # elements of q, k, outputs: every row starts at a multiple of this
+    TABLE_ALIGN: tl.constexpr,  # elements of cos, sin
+    ROT_HALF: tl.constexpr,
+    ROT_OFFSET: tl.constexpr,
+    TAIL: tl.constexpr,  # dims to copy: 0 in place
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+):
+    # Layout neox (i with i + ROT_HALF) or, when GPTJ, gptj (2i with 2i + 1).
+    # Head blocks run fastest, so programs that share table rows run together.
+    q_blocks = tl.cdiv(q_heads, BLOCK_H)
+    head_blocks = q_blocks + tl.cdiv(k_heads, BLOCK_H)
+    token_block = tl.program_id(0) // head_blocks
+    head_block = tl.program_id(0) % head_blocks
+    row_blocks = tl.cdiv(tokens, BLOCK_T)
+    b = (token_block // row_blocks).to(tl.int64)
+    n = (token_block % row_blocks).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
+
+    cos, sin = _load_angles(
+        cos_ptr,
+        sin_ptr,
+        positions_ptr,
+        cos_strides,
+        sin_strides,
+        position_strides,
+        b,
+        n,
+        tokens,
+        max_position,
+        HAS_POSITIONS,
+        INVERSE,
+        UNIT_PAIR,
+        TABLE_ALIGN,
+        ROT_HALF,
+        BLOCK_HALF,
+        tl.float64 if q_ptr.dtype.element_ty == tl.float64 else tl.float32,
+    )
+
+    is_k = head_block >= q_blocks
+    x_ptr = tl.where(is_k, k_ptr, q_ptr)
+    out_ptr = tl.where(is_k, k_out_ptr, q_out_ptr)
+    heads = tl.where(is_k, k_heads, q_heads)
+    h = tl.where(is_k, head_block - q_blocks, head_block).to(tl.int64) * BLOCK_H
+    h += tl.arange(0, BLOCK_H)[None, :, None]
+    x_row = (
+        b * tl.where(is_k, k_strides[0], q_strides[0])
+        + n * tl.where(is_k, k_strides[1], q_strides[1])
+        + h * tl.where(is_k, k_strides[2], q_strides[2])
+    )
+    out_row = (
+        b * tl.where(is_k, k_out_strides[0], q_out_strides[0])
+        + n * tl.where(is_k, k_out_strides[1], q_out_strides[1])
+        + h * tl.where(is_k, k_out_strides[2], q_out_strides[2])
+    )
+    row_mask = (n < tokens) & (h < heads)
+    x_dim_stride = 1
+    out_dim_stride = 1
+    if UNIT_DIM:
+        x_row = tl.multiple_of(x_row, (X_ALIGN, X_ALIGN, X_ALIGN))
+        out_row = tl.multiple_of(out_row, (X_ALIGN, X_ALIGN, X_ALIGN))
+    else:
+        x_dim_stride = tl.where(is_k, k_strides[3], q_strides[3]).to(tl.int64)
+        out_dim_stride = tl.where(is_k, k_out_strides[3], q_out_strides[3]).to(tl.int64)
+    x_rows = x_ptr + x_row
+    out_rows = out_ptr + out_row
+    x_rotated = x_rows + ROT_OFFSET * x_dim_stride
+    out_rotated = out_rows + ROT_OFFSET * out_dim_stride
+    if GPTJ:
+        _gptj_tile(
+            x_rotated,
+            out_rotated,
+            x_dim_stride,
+            out_dim_stride,
+            row_mask,
+            cos,
+            sin,
+            ROT_HALF,
+            BLOCK_HALF,
+            BLOCK_T,
+            BLOCK_H,
+        )
+    else:
+        _neox_tile(
+            x_rotated,
+            out_rotated,
+            x_dim_stride,
+            out_dim_stride,
+            row_mask,
+            cos,
+            sin,
+            ROT_HALF,
+            BLOCK_HALF,
+        )
+    if TAIL > 0:
+        _copy_tail(
+            x_rows,
+            out_rows,
+            x_dim_stride,
+            out_dim_stride,
+            row_mask,
+            TAIL,
+            BLOCK_TAIL,
+            2 * ROT_HALF,
+            ROT_OFFSET,
+        )

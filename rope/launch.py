@@ -1,0 +1,163 @@
+"""Tile choice, grid and launch of the Triton kernels."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+
+from rope.checks import Geometry
+from rope.kernels import rope_kernel
+
+# Pairs that one program holds in registers: enough loads in flight for one or two warps, few enough for
+# several programs on each multiprocessor (measured on an H200).
+_PAIRS_PER_PROGRAM = 1024
+# Axis 0 of a grid; the other axes stop at 65535, so they are not used.
+_MAX_PROGRAMS = 2**31 - 1
+# The widest access of one lane.
+_ALIGN_BYTES = 16
+
+
+class Tile(NamedTuple):
+    """Tokens and heads that one program owns (powers of two), and its warps."""
+
+    tokens: int
+    heads: int
+    warps: int = 1
+
+
+_forced_tile: Tile | None = None
+
+
+@contextlib.contextmanager
+def forced_tile(tile: Tile | None) -> Iterator[None]:
+    """Launch with this tile instead of the chosen one (None: no change), for tests of tile independence."""
+    global _forced_tile
+    before = _forced_tile
+    _forced_tile = tile or before
+    try:
+        yield
+    finally:
+        _forced_tile = before
+
+
+def interpreted() -> bool:
+    """Whether the kernels were decorated for Triton's interpreter."""
+    return not isinstance(rope_kernel, triton.JITFunction)
+
+
+def choose_tile(geometry: Geometry) -> Tile:
+    """The tile for this problem; results do not depend on it, bit for bit."""
+    pairs = _block(geometry.rot_half)
+    heads = _block(max(geometry.q_heads, geometry.k_heads))
+    block_h = min(heads, max(1, _PAIRS_PER_PROGRAM // pairs))
+    if interpreted():
+        # The interpreter's cost is per program, whatever the tile holds.
+        return Tile(_block(min(geometry.tokens, 16)), block_h)
+    return Tile(1, block_h, 1 if pairs * block_h <= _PAIRS_PER_PROGRAM else 2)
+
+
+def rotate(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    q_out: torch.Tensor,
+    k_out: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    geometry: Geometry,
+    *,
+    inverse: bool,
+) -> None:
+    """Rotate q and k into q_out and k_out (which may be q and k) in one launch; checks nothing."""
+    g = geometry
+    if k is None or k_out is None:
+        k, k_out = q, q_out
+    tile = _forced_tile or choose_tile(g)
+    x_strides = [g.bnhd_strides(t) for t in (q, k, q_out, k_out)]
+    table_strides = [_table_strides(t) for t in (cos, sin)]
+    unit_dim = all(s[3] == 1 for s in x_strides)
+    unit_pair = all(s[2] == 1 for s in table_strides)
+    tail = 0 if q_out is q else g.head_dim - 2 * g.rot_half
+    tile = _fit_grid(tile, g)
+    if _programs(tile, g) == 0:
+        return
+    with _on_device_of(q):
+        rope_kernel[(_programs(tile, g),)](
+            q,
+            k,
+            q_out,
+            k_out,
+            cos,
+            sin,
+            q if positions is None else positions,
+            *x_strides,
+            *table_strides,
+            _position_strides(positions),
+            g.tokens,
+            g.q_heads,
+            g.k_heads,
+            cos.shape[-2],
+            GPTJ=g.layout == "gptj",
+            INVERSE=inverse,
+            HAS_POSITIONS=positions is not None,
+            UNIT_DIM=unit_dim,
+            UNIT_PAIR=unit_pair,
+            X_ALIGN=_alignment((q, k, q_out, k_out), x_strides) if unit_dim else 1,
+            TABLE_ALIGN=_alignment((cos, sin), table_strides) if unit_pair else 1,
+            ROT_HALF=g.rot_half,
+            ROT_OFFSET=g.rot_offset,
+            TAIL=tail,
+            BLOCK_T=tile.tokens,
+            BLOCK_H=tile.heads,
+            BLOCK_HALF=_block(g.rot_half),
+            BLOCK_TAIL=_block(tail),
+            num_warps=tile.warps,
+        )
+
+
+def _block(n: int) -> int:
+    return triton.next_power_of_2(max(n, 1))
+
+
+def _programs(tile: Tile, g: Geometry) -> int:
+    head_blocks = triton.cdiv(g.q_heads, tile.heads) + triton.cdiv(g.k_heads, tile.heads)
+    return g.batch * triton.cdiv(g.tokens, tile.tokens) * head_blocks
+
+
+def _fit_grid(tile: Tile, g: Geometry) -> Tile:
+    while _programs(tile, g) > _MAX_PROGRAMS:
+        tile = tile._replace(tokens=2 * tile.tokens)
+    return tile
+
+
+def _table_strides(table: torch.Tensor) -> tuple[int, int, int]:
+    strides = table.stride()
+    return (0, *strides) if len(strides) == 2 else strides  # type: ignore[return-value]
+
+
+def _position_strides(positions: torch.Tensor | None) -> tuple[int, int]:
+    if positions is None:
+        return 0, 0
+    strides = positions.stride()
+    return (0, *strides) if len(strides) == 1 else strides  # type: ignore[return-value]
+
+
+def _alignment(tensors: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, ...]]) -> int:
+    """Elements that every row of every tensor starts at a multiple of, at most 16 bytes' worth."""
+    size = tensors[0].element_size()
+    misaligned = _ALIGN_BYTES
+    for tensor, stride in zip(tensors, strides, strict=True):
+        misaligned |= tensor.data_ptr()
+        for s in stride[:-1]:
+            misaligned |= s * size
+    lowest_bit = misaligned & -misaligned
+    return max(lowest_bit // size, 1)
+
+
+def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    # Triton launches on the current device, which need not be the tensors' one.
+    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
