@@ -121,20 +121,19 @@ def _load_angles(
     # A row outside the table is never read; NaN makes the fault loud without a host sync.
     in_table = live & (position >= 0) & (position < max_position)
     row = tl.where(in_table, position, 0)
-    cos_row = b * cos_strides[0] + row * cos_strides[1]
-    sin_row = b * sin_strides[0] + row * sin_strides[1]
+    cos_rows = cos_ptr + b * cos_strides[0] + row * cos_strides[1]
+    sin_rows = sin_ptr + b * sin_strides[0] + row * sin_strides[1]
+    cos_rows = tl.multiple_of(cos_rows, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
+    sin_rows = tl.multiple_of(sin_rows, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
     cos_pair = pair
     sin_pair = pair
-    if UNIT_PAIR:
-        cos_row = tl.multiple_of(cos_row, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
-        sin_row = tl.multiple_of(sin_row, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
-    else:
+    if not UNIT_PAIR:
         cos_pair = pair.to(tl.int64) * cos_strides[2]
         sin_pair = pair.to(tl.int64) * sin_strides[2]
     mask = in_table & (pair < ROT_HALF)
-    cos = tl.load(cos_ptr + cos_row + cos_pair, mask=mask, other=float("nan")).to(dtype)
-    sin = tl.load(sin_ptr + sin_row + sin_pair, mask=mask, other=float("nan")).to(dtype)
+    cos = tl.load(cos_rows + cos_pair, mask=mask, other=float("nan")).to(dtype)
+    sin = tl.load(sin_rows + sin_pair, mask=mask, other=float("nan")).to(dtype)
     if INVERSE:
         sin = -sin
     return cos, sin
@@ -183,8 +182,8 @@ def rope_kernel(
     HAS_POSITIONS: tl.constexpr,
     UNIT_DIM: tl.constexpr,  # the dim stride of q, k and the outputs is 1
     UNIT_PAIR: tl.constexpr,  # the pair stride of cos and sin is 1
-    X_ALIGN: tl.constexpr,  # elements of q, k, outputs: every row starts at a multiple of this
-    TABLE_ALIGN: tl.constexpr,  # elements of cos, sin
+    X_ALIGN: tl.constexpr,  # in bytes: every row of q, k and the outputs starts at a multiple of this
+    TABLE_ALIGN: tl.constexpr,  # in bytes, for cos and sin
     ROT_HALF: tl.constexpr,
     ROT_OFFSET: tl.constexpr,
     TAIL: tl.constexpr,  # dims to copy: 0 in place
@@ -229,27 +228,26 @@ def rope_kernel(
     heads = tl.where(is_k, k_heads, q_heads)
     h = tl.where(is_k, head_block - q_blocks, head_block).to(tl.int64) * BLOCK_H
     h += tl.arange(0, BLOCK_H)[None, :, None]
-    x_row = (
-        b * tl.where(is_k, k_strides[0], q_strides[0])
+    x_rows = (
+        x_ptr
+        + b * tl.where(is_k, k_strides[0], q_strides[0])
         + n * tl.where(is_k, k_strides[1], q_strides[1])
         + h * tl.where(is_k, k_strides[2], q_strides[2])
     )
-    out_row = (
-        b * tl.where(is_k, k_out_strides[0], q_out_strides[0])
+    out_rows = (
+        out_ptr
+        + b * tl.where(is_k, k_out_strides[0], q_out_strides[0])
         + n * tl.where(is_k, k_out_strides[1], q_out_strides[1])
         + h * tl.where(is_k, k_out_strides[2], q_out_strides[2])
     )
+    x_rows = tl.multiple_of(x_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
+    out_rows = tl.multiple_of(out_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
     row_mask = (n < tokens) & (h < heads)
     x_dim_stride = 1
     out_dim_stride = 1
-    if UNIT_DIM:
-        x_row = tl.multiple_of(x_row, (X_ALIGN, X_ALIGN, X_ALIGN))
-        out_row = tl.multiple_of(out_row, (X_ALIGN, X_ALIGN, X_ALIGN))
-    else:
+    if not UNIT_DIM:
         x_dim_stride = tl.where(is_k, k_strides[3], q_strides[3]).to(tl.int64)
         out_dim_stride = tl.where(is_k, k_out_strides[3], q_out_strides[3]).to(tl.int64)
-    x_rows = x_ptr + x_row
-    out_rows = out_ptr + out_row
     x_rotated = x_rows + ROT_OFFSET * x_dim_stride
     out_rotated = out_rows + ROT_OFFSET * out_dim_stride
     if GPTJ:

@@ -104,8 +104,8 @@ def rotate(
             HAS_POSITIONS=positions is not None,
             UNIT_DIM=unit_dim,
             UNIT_PAIR=unit_pair,
-            X_ALIGN=_alignment((q, k, q_out, k_out), x_strides) if unit_dim else 1,
-            TABLE_ALIGN=_alignment((cos, sin), table_strides) if unit_pair else 1,
+            X_ALIGN=_alignment((q, k, q_out, k_out), x_strides),
+            TABLE_ALIGN=_alignment((cos, sin), table_strides),
             ROT_HALF=g.rot_half,
             ROT_OFFSET=g.rot_offset,
             TAIL=tail,
@@ -145,15 +145,14 @@ def _position_strides(positions: torch.Tensor | None) -> tuple[int, int]:
 
 
 def _alignment(tensors: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, ...]]) -> int:
-    """Elements that every row of every tensor starts at a multiple of, at most 16 bytes' worth."""
+    """Bytes that every row of every tensor starts at a multiple of, at most 16."""
     size = tensors[0].element_size()
     misaligned = _ALIGN_BYTES
     for tensor, stride in zip(tensors, strides, strict=True):
         misaligned |= tensor.data_ptr()
         for s in stride[:-1]:
             misaligned |= s * size
-    lowest_bit = misaligned & -misaligned
-    return max(lowest_bit // size, 1)
+    return misaligned & -misaligned
 
 
 def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
