@@ -256,8 +256,7 @@ def _parse_value(hint: Any, value: Any, where: str) -> Any:
         if len(value) != len(arguments):
             raise ValueError(f"{where} has {len(value)} values, expected {len(arguments)}")
         return tuple(
-            _parse_value(h, v, f"{where}[{i}]")
-            for i, (h, v) in enumerate(zip(arguments, value, strict=True))
+            _parse_value(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(arguments, value, strict=True))
         )
     if type(None) in arguments:
         if value is None:

@@ -127,20 +127,20 @@ def _requests(
     if rank == 3:
         many = not (positions == "implied" and table == "indexed")
         longest = min(8, max_tokens)
-        # At least one token somewhere unless the domain takes empty tensors.
-        first = draw(st.tuples(starts, st.integers(shortest, min(24, max_tokens)).map(_one_first)))
-        more = st.lists(st.tuples(starts, st.integers(0, longest).map(_one_first)), max_size=4 if many else 0)
+        first = draw(st.tuples(starts, _lengths(shortest, min(24, max_tokens))))
+        more = st.lists(st.tuples(starts, _lengths(0, longest)), max_size=4 if many else 0)
         return (first, *draw(more))
     batch = draw(st.integers(1, min(4, max_tokens)))
-    length = draw(st.integers(shortest, min(12, max(1, max_tokens // batch))).map(_one_first))
+    length = draw(_lengths(shortest, min(12, max(1, max_tokens // batch))))
     if positions in ("shared", "expanded"):
         return ((draw(starts), length),) * batch
     return tuple((draw(starts), length) for _ in range(batch))
 
 
-def _one_first(length: int) -> int:
-    """Swap 0 and 1, so that shrinking prefers one token to none."""
-    return 1 - length if length < 2 else length
+def _lengths(shortest: int, longest: int) -> st.SearchStrategy[int]:
+    """Lengths of a request; shrinks towards one token rather than none."""
+    lengths = st.integers(shortest, longest)
+    return lengths.map(lambda n: 1 - n if n < 2 else n) if shortest == 0 else lengths
 
 
 @st.composite
