@@ -22,9 +22,7 @@ def plain_frequencies(rot_dim: int, base: float, dtype: torch.dtype) -> torch.Te
     return 1.0 / _powers(rot_dim, base, dtype)
 
 
-def _powers(
-    rot_dim: int, base: float, dtype: torch.dtype, pairs: int | None = None
-) -> torch.Tensor:
+def _powers(rot_dim: int, base: float, dtype: torch.dtype, pairs: int | None = None) -> torch.Tensor:
     """base^(2i/d) of the first `pairs` pairs, None meaning all.
 
     The last bits of torch.pow depend on the length of the tensor (vector loop or scalar rest), so
@@ -221,8 +219,7 @@ class LongRoPE(Rule):
         divisors = torch.tensor(getattr(self, name), dtype=dtype, device="cpu")
         if len(divisors) != rot_dim // 2:
             raise RopeError(
-                f"LongRoPE: {name} has {len(divisors)} entries; "
-                f"rot_dim {rot_dim} needs {rot_dim // 2}"
+                f"LongRoPE: {name} has {len(divisors)} entries; rot_dim {rot_dim} needs {rot_dim // 2}"
             )
         return 1.0 / (divisors * _powers(rot_dim, base, dtype))
 
@@ -293,13 +290,9 @@ class Proportional(Rule):
         return frequencies / self.factor
 
 
-def _stretch_base(
-    rule: Rule, stretch: float, rot_dim: int, base: float, dtype: torch.dtype
-) -> torch.Tensor:
+def _stretch_base(rule: Rule, stretch: float, rot_dim: int, base: float, dtype: torch.dtype) -> torch.Tensor:
     if rot_dim == 2:
-        raise RopeError(
-            f"{type(rule).__name__} needs rot_dim >= 4: its exponent is rot_dim / (rot_dim - 2)"
-        )
+        raise RopeError(f"{type(rule).__name__} needs rot_dim >= 4: its exponent is rot_dim / (rot_dim - 2)")
     return plain_frequencies(rot_dim, base * stretch ** (rot_dim / (rot_dim - 2)), dtype)
 
 
@@ -316,9 +309,7 @@ def _check_positive(rule: Rule, name: str) -> None:
 def _check_length(rule: Rule, name: str, at_least: int = 1) -> None:
     value = getattr(rule, name)
     if not isinstance(value, int) or value < at_least:
-        raise RopeError(
-            f"{type(rule).__name__}: {name} must be a whole number >= {at_least}, got {value!r}"
-        )
+        raise RopeError(f"{type(rule).__name__}: {name} must be a whole number >= {at_least}, got {value!r}")
 
 
 def _check_order(rule: Rule, small: str, large: str) -> None:
