@@ -1,0 +1,151 @@
+"""Properties of cos/sin tables: of every rule, against float64 and against transformers."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from properties import table_checks
+from rope.axes import gather_axes, mrope_axes, vision_axes, vision_rope_table
+from rope.config import read_rope_config, rope_table_from_config
+from rope.errors import PositionError
+from rope.shards import shard_positions
+from rope.tables import rope_frequencies, rope_table
+from strategies.tables import KINDS, TableCase, config_cases, table_cases
+
+PRECISIONS = ("float32", "float64")
+every_rule = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_rule
+@given(data=st.data())
+def test_values_are_within_their_bound_of_float64(kind: str, data: st.DataObject) -> None:
+    case = data.draw(table_cases(kind, precisions=PRECISIONS))
+    table_checks.check_values(rope_table, case)
+
+
+@given(case=table_cases(max_elements=1 << 14))
+def test_rows_depend_on_their_position_only(case: TableCase) -> None:
+    table_checks.check_rows_do_not_depend_on_length(rope_table, case)
+
+
+@given(case=table_cases(max_elements=1 << 14, precisions=PRECISIONS))
+def test_position_0_is_the_identity_and_no_value_exceeds_the_attention_factor(case: TableCase) -> None:
+    table_checks.check_range(rope_table, case)
+
+
+@given(case=table_cases(precisions=PRECISIONS))
+def test_no_pair_turns_faster_than_the_pair_before(case: TableCase) -> None:
+    table_checks.check_frequencies_fall(rope_table, case)
+
+
+@given(cases=st.lists(table_cases(max_elements=256), min_size=1, max_size=4))
+def test_a_table_does_not_depend_on_earlier_tables(cases: list[TableCase]) -> None:
+    table_checks.check_history(rope_table, cases)
+
+
+@given(case=table_cases(max_elements=256))
+def test_a_table_does_not_depend_on_torch_state(case: TableCase) -> None:
+    table_checks.check_surroundings(rope_table, case)
+
+
+@every_rule
+@given(data=st.data())
+def test_a_configuration_gives_the_table_it_means(kind: str, data: st.DataObject) -> None:
+    table_checks.check_config(rope_table_from_config, data.draw(config_cases(kind)))
+
+
+@given(
+    section=st.lists(st.integers(0, 24), min_size=1, max_size=4)
+    | st.sampled_from([[16, 24, 24], [8, 12, 12]])
+)
+def test_chunked_axes(section: list[int]) -> None:
+    table_checks.check_axes(mrope_axes, section, interleaved=False)
+
+
+@given(side=st.integers(0, 20), more=st.integers(0, 9))
+def test_interleaved_axes(side: int, more: int) -> None:
+    table_checks.check_axes(mrope_axes, [side + more, side, side], interleaved=True)
+
+
+@given(chunk=st.integers(0, 5), world_size=st.integers(1, 8), order=st.sampled_from(["zigzag", "contiguous"]))
+def test_shards_cover_the_sequence(chunk: int, world_size: int, order: str) -> None:
+    chunks = 2 * world_size if order == "zigzag" else world_size
+    table_checks.check_shards(shard_positions, chunk * chunks, world_size, order)
+
+
+@given(quarter=st.integers(1, 8), rows=st.integers(1, 9), columns=st.integers(1, 9))
+def test_vision_pairs_turn_by_row_then_by_column_from_the_same_exponent(
+    quarter: int, rows: int, columns: int
+) -> None:
+    grid = torch.stack((torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)))
+    table = vision_rope_table(4 * quarter, max(rows, columns))
+    cos, _ = gather_axes(table, grid, vision_axes(4 * quarter))
+    plain, _ = rope_table(2 * quarter, max(rows, columns))
+    assert torch.equal(cos, torch.cat((plain[grid[0]], plain[grid[1]]), -1))
+
+
+@given(position=st.sampled_from([-1, 5, -(2**31), 2**31]))
+def test_gathering_outside_the_table_raises(position: int) -> None:
+    with pytest.raises(PositionError):
+        gather_axes(rope_table(8, 5), torch.tensor([[0], [0], [position]]), mrope_axes((2, 1, 1)))
+
+
+# --- against transformers
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    reason = "the differential against transformers needs transformers (pip install the 'peers' extra)"
+    return pytest.importorskip("transformers.modeling_rope_utils", reason=reason)
+
+
+# Every entry of transformers' ROPE_INIT_FUNCTIONS, and how its rule is called here.
+TRANSFORMERS_RULES = ("linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+
+
+def test_every_rule_of_transformers_is_compared(hf: Any) -> None:
+    assert set(hf.ROPE_INIT_FUNCTIONS) == set(TRANSFORMERS_RULES)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS_RULES)
+@given(data=st.data())
+def test_frequencies_and_factor_equal_those_of_transformers(kind: str, hf: Any, data: st.DataObject) -> None:
+    case = data.draw(config_cases(kind, spellings=("rope_parameters",)))
+    config = importlib.import_module("transformers").LlamaConfig(**case.config)
+    theirs, factor = hf.ROPE_INIT_FUNCTIONS[kind](config, seq_len=case.seq_len)
+    for given_config in (case.config, config):
+        read = read_rope_config(given_config, seq_len=case.seq_len)
+        ours = rope_frequencies(read.rot_dim, read.base, rule=read.rule)
+        assert torch.equal(ours, theirs)
+        assert read.rule is not None
+        assert read.rule.cos_sin_factor() == factor
+
+
+@pytest.mark.parametrize("kind", ["default", *(rule for rule in TRANSFORMERS_RULES if rule != "longrope")])
+@given(data=st.data())
+def test_cos_and_sin_equal_those_of_a_transformers_module(kind: str, hf: Any, data: st.DataObject) -> None:
+    case = data.draw(config_cases(kind, spellings=("rope_parameters",)))
+    config = importlib.import_module("transformers").GPTNeoXConfig(**case.config)
+    modeling = importlib.import_module("transformers.models.gpt_neox.modeling_gpt_neox")
+    positions = torch.tensor([0, 1, 2, 14, 15])  # within every trained length: dynamic does not stretch
+    cos, sin = modeling.GPTNeoXRotaryEmbedding(config)(torch.empty(0), positions[None])
+    table = rope_table_from_config(config, 16, seq_len=16)
+    pairs = case.rot_dim // 2
+    assert torch.equal(table.cos[positions], cos[0, :, :pairs])
+    assert torch.equal(table.sin[positions], sin[0, :, :pairs])
+
+
+def test_angles_equal_those_of_transformers_at_far_positions(hf: Any) -> None:
+    """Bit for bit also where float32 angles are far from the exact ones."""
+    config = importlib.import_module("transformers").LlamaConfig(head_dim=16, rope_theta=500000.0)
+    modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+    positions = torch.from_numpy(np.unique(np.geomspace(1, 2**20 - 1, 60).astype(np.int64)))
+    cos, sin = modeling.LlamaRotaryEmbedding(config)(torch.empty(0), positions[None])
+    table = rope_table(16, 2**20, 500000.0)
+    assert torch.equal(table.cos[positions], cos[0, :, :8])
+    assert torch.equal(table.sin[positions], sin[0, :, :8])
