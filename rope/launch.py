@@ -51,10 +51,10 @@ def choose_tile(geometry: Geometry) -> Tile:
     """The tile for this problem; results do not depend on it, bit for bit."""
     pairs = _block(geometry.rot_half)
     heads = _block(max(geometry.q_heads, geometry.k_heads))
-    block_h = min(heads, max(1, _PAIRS_PER_PROGRAM // pairs))
     if interpreted():
         # The interpreter's cost is per program, whatever the tile holds.
-        return Tile(_block(min(geometry.tokens, 16)), block_h)
+        return Tile(_block(min(geometry.tokens, 16)), heads)
+    block_h = min(heads, max(1, _PAIRS_PER_PROGRAM // pairs))
     return Tile(1, block_h, 1 if pairs * block_h <= _PAIRS_PER_PROGRAM else 2)
 
 

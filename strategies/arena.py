@@ -150,7 +150,8 @@ class Arena:
         tables = {"cos": cos.to(table_dtype(case)), "sin": sin.to(table_dtype(case))}
         for name, table in tables.items():
             if case.table == "gathered":
-                table = table[positions].view(case.batch, case.tokens, case.rot_half)
+                # Packed on one token axis, a gathered table is one row per token.
+                table = table[positions if case.rank == 4 else positions[0]]
             self._poke(name, table.view(-1))
             self._place_table(name, table)
         given = self._place_positions(positions)
@@ -192,7 +193,7 @@ class Arena:
         """The table row of each token; NaN where the position is outside the table."""
         table = next(g.views[name] for g in self.buffers if name in g.views).cpu()
         if self.case.table == "gathered":
-            return table.clone()
+            return table.clone().view(*positions.shape, table.shape[-1])
         inside = (positions >= 0) & (positions < len(table))
         if not inside.any():
             return table.new_full((*positions.shape, table.shape[-1]), float("nan"))

@@ -21,6 +21,10 @@ class _ShortRepr:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in non_default(self).items())})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # Hypothesis would spell out every field of a dataclass.
+        printer.text(repr(self))
+
 
 def non_default(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, in order."""

@@ -58,7 +58,7 @@ def rope_cases(
     }
     values |= _position_fields(draw, domain, values["rank"])
     values |= _rotation_fields(draw, domain)
-    values |= _head_fields(draw, domain)
+    values |= _head_fields(draw, domain, values["tile"])
     values["requests"] = _requests(draw, domain, values)
     values |= _stride_fields(draw, domain, values)
     values |= _table_fields(draw, domain, values["table"])
@@ -100,11 +100,14 @@ def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
     return {"rot_half": rot_half, "tail": tail, "rot_offset": rot_offset}
 
 
-def _head_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int | None]:
+def _head_fields(draw: st.DrawFn, domain: Domain, tile: tuple[int, int] | None) -> dict[str, int | None]:
+    # Up to three blocks of a forced tile, so that ids of programs matter but few programs run.
+    most = 33 if tile is None else 3 * tile[1]
+    heads = _HEADS if most >= 33 else _integers(1, most)
     if _pick(draw, domain.without_k):
-        return {"q_heads": draw(_HEADS), "k_heads": None}
-    group = _pick(draw, _GROUPS) if domain.grouped_heads else 1
-    k_heads = draw(_HEADS if group == 1 else _integers(1, 5))
+        return {"q_heads": draw(heads), "k_heads": None}
+    group = _pick(draw, tuple(g for g in _GROUPS if g <= most)) if domain.grouped_heads else 1
+    k_heads = draw(heads if group == 1 else _integers(1, max(1, min(5, most // group))))
     return {"q_heads": group * k_heads, "k_heads": k_heads}
 
 
@@ -115,6 +118,8 @@ def _requests(draw: st.DrawFn, domain: Domain, values: dict[str, Any]) -> tuple[
     shortest = 0 if domain.empty else 1
     row = (2 * values["rot_half"] + values["tail"]) * values["q_heads"]
     max_tokens = max(1, _MAX_ELEMENTS // row)
+    if values["tile"] is not None:
+        max_tokens = min(max_tokens, 4 * values["tile"][0])
 
     def start() -> int:
         return 0 if from_zero else draw(_STARTS)

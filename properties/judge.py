@@ -1,0 +1,245 @@
+"""Run an implementation on a case, and the checks that properties are made of."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from properties.allocations import WatchedAllocations
+from properties.bounds import Verdict, error_bound, judge
+from properties.failures import (
+    Crash,
+    InputChanged,
+    Mismatch,
+    OutOfBoundsWrite,
+    TailChanged,
+    UnwrittenOutput,
+    ValueChanged,
+    WrongMetadata,
+)
+from properties.implementations import Implementation
+from properties.oracle import Exact, angles, exact_rotation, pair_dims
+from strategies import Arena, RopeCase
+from strategies.arena import UNWRITTEN, Guarded
+from strategies.values import bits
+
+
+@dataclass
+class Run:
+    """One finished call.
+
+    Attributes:
+        outputs: by "q" and "k", on the CPU in (batch, token, head, dim).
+        given: what the implementation returned for each, as it came.
+        allocations: what the implementation allocated.
+    """
+
+    implementation: Implementation
+    case: RopeCase
+    arena: Arena
+    given: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    allocations: list[Guarded]
+
+    def exact(self, name: str) -> Exact:
+        """The exact rotation of one tensor."""
+        return exact_rotation(self.arena, name)
+
+    def verdict(self, name: str) -> Verdict:
+        """The judgement of one output."""
+        compute = self.implementation.domain.compute
+        return judge(self.outputs[name], self.exact(name), self.case.dtype, compute)
+
+
+def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[object, list[Guarded]]:
+    """Call the implementation on an arena; Crash when it raises."""
+    options = {
+        "layout": case.layout,
+        "rot_dim": 2 * case.rot_half,
+        "rot_offset": case.rot_offset,
+        "head_axis": case.head_axis,
+        "inplace": case.inplace,
+        "inverse": case.inverse,
+    }
+    if case.tile is not None:
+        options["tile"] = case.tile
+    try:
+        with WatchedAllocations() as watched:
+            returned = implementation.call(arena.q, arena.k, arena.cos, arena.sin, arena.positions, **options)
+        if arena.device.type == "cuda":
+            torch.cuda.synchronize(arena.device)
+    except Exception as error:
+        raise Crash(f"raised {type(error).__name__}: {error}") from error
+    return returned, watched.guarded
+
+
+def execute(implementation: Implementation, case: RopeCase) -> Run:
+    """Run the case; Crash when the call raises, WrongMetadata when it returns the wrong thing."""
+    arena = Arena(case, implementation.device)
+    returned, allocations = call(implementation, case, arena)
+    names = ("q",) if case.k_heads is None else ("q", "k")
+    tensors = (returned,) if isinstance(returned, torch.Tensor) else returned
+    if not isinstance(tensors, tuple | list) or len(tensors) != len(names):
+        raise WrongMetadata(
+            f"returned {_describe(returned)}, expected {' and '.join(n + '_out' for n in names)}"
+        )
+    given = dict(zip(names, tensors, strict=True))
+    for name, out in given.items():
+        check_metadata(name, out, getattr(arena, name), inplace=case.inplace)
+    outputs = {name: arena.bnhd(out.detach()).cpu() for name, out in given.items()}
+    return Run(implementation, case, arena, given, outputs, allocations)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def check_metadata(name: str, out: object, source: torch.Tensor, *, inplace: bool) -> None:
+    """WrongMetadata unless the output has its input's shape, dtype and device, and its memory in place."""
+    if not isinstance(out, torch.Tensor):
+        raise WrongMetadata(f"{name}_out is {_describe(out)}, expected a tensor", tensor=name)
+    for what in ("shape", "dtype", "device"):
+        actual, expected = getattr(out, what), getattr(source, what)
+        if actual != expected:
+            raise WrongMetadata(f"{name}_out has {what} {actual}, expected {expected}", tensor=name)
+    if inplace and (out.data_ptr(), out.stride()) != (source.data_ptr(), source.stride()):
+        raise WrongMetadata(f"inplace=True but {name}_out is not {name}", tensor=name)
+
+
+def check_written(run: Run) -> None:
+    """UnwrittenOutput when an output still holds the mark of memory that nobody wrote."""
+    for name, out in run.outputs.items():
+        unwritten = (bits(out) == UNWRITTEN[out.dtype]).numpy()
+        if unwritten.any():
+            where = _first(unwritten)
+            raise UnwrittenOutput(
+                f"{_place(name, where)} was never written, nor were {unwritten.sum() - 1} other elements "
+                f"of {unwritten.size}",
+                tensor=name,
+                where=where,
+                wrong=unwritten,
+            )
+
+
+def check_values(run: Run) -> None:
+    """Mismatch when a rotated element is further from the exact value than its bound."""
+    for name, out in run.outputs.items():
+        verdict = run.verdict(name)
+        if verdict.wrong.any():
+            ratio = np.where(verdict.wrong, verdict.ratio(), -1.0)
+            where = tuple(int(i) for i in np.unravel_index(ratio.argmax(), ratio.shape))
+            exact = float(run.exact(name).value[where])
+            raise Mismatch(
+                f"{_place(name, where)} is {float(out[where])!r}, exact {exact!r}: error "
+                f"{verdict.error[where]:.3g} is {ratio[where]:.3g} times its bound "
+                f"{verdict.bound[where]:.3g}; "
+                f"{verdict.wrong.sum()} of {verdict.wrong.size} elements are wrong",
+                tensor=name,
+                where=where,
+                wrong=verdict.wrong,
+                actual=float(out[where]),
+                exact=exact,
+                ratio=float(ratio[where]),
+                bound=float(verdict.bound[where]),
+            )
+
+
+def check_norms(run: Run) -> None:
+    """Mismatch when a pair, or a head, is longer or shorter than its input times the table's norm."""
+    for name, out in run.outputs.items():
+        _check_norm(run, name, out.double().numpy())
+
+
+def _check_norm(run: Run, name: str, out: np.ndarray) -> None:
+    exact = run.exact(name)
+    bound = error_bound(exact, run.case.dtype, run.implementation.domain.compute)
+    x = run.arena.inputs[name].double().numpy()
+    cos, sin = angles(run.arena)
+    lo, hi = pair_dims(run.case)
+    with np.errstate(all="ignore"):
+        expected = np.sqrt(cos**2 + sin**2) * np.hypot(x[..., lo], x[..., hi])
+        actual = np.hypot(out[..., lo], out[..., hi])
+        slack = np.hypot(bound[..., lo], bound[..., hi]) * (1 + 2.0**-40) + expected * 2.0**-50
+        pair_wrong = np.abs(actual - expected) > slack
+        head_error = np.abs(np.sqrt((actual**2).sum(-1)) - np.sqrt((expected**2).sum(-1)))
+        head_wrong = head_error > np.sqrt((slack**2).sum(-1))
+    if pair_wrong.any():
+        *row, pair = (int(i) for i in np.argwhere(pair_wrong)[0])
+        raise Mismatch(
+            f"the norm of pair {pair} of {_row(name, tuple(row))} is {actual[(*row, pair)]!r}, expected "
+            f"{expected[(*row, pair)]!r} within {slack[(*row, pair)]:.3g}",
+            tensor=name,
+            where=(*row, int(lo[pair])),
+        )
+    if head_wrong.any():
+        row = [int(i) for i in np.argwhere(head_wrong)[0]]
+        raise Mismatch(f"the norm of {_row(name, tuple(row))} changed", tensor=name, where=(*row, 0))
+
+
+def check_tail(run: Run) -> None:
+    """TailChanged when a dim that does not rotate has other bits than its input."""
+    rotated = torch.from_numpy(run.exact("q").rotated)
+    for name, out in run.outputs.items():
+        changed = bits(out) != bits(run.arena.inputs[name].contiguous())
+        changed &= ~rotated
+        if changed.any():
+            where = _first(changed.numpy())
+            raise TailChanged(
+                f"{_place(name, where)} lies outside the rotated dims and is {float(out[where])!r}, expected "
+                f"the input {float(run.arena.inputs[name][where])!r} bit for bit; {int(changed.sum())} "
+                "elements changed",
+                tensor=name,
+                where=where,
+                wrong=changed.numpy(),
+            )
+
+
+def check_v(run: Run) -> None:
+    """ValueChanged when any byte of V changed."""
+    for guarded in run.arena.buffers:
+        if "v" in guarded.views:
+            hit = guarded.changed() & guarded.owned("v")
+            if hit.any():
+                raise ValueChanged(f"{int(hit.sum())} elements of V changed")
+
+
+def check_inputs(run: Run) -> None:
+    """InputChanged when something changed that the call had to leave alone."""
+    for guarded in run.arena.buffers:
+        changed = guarded.changed()
+        for name in guarded.views:
+            if name == "v" or (name in ("q", "k") and run.case.inplace):
+                continue
+            hit = changed & guarded.owned(name)
+            if hit.any():
+                raise InputChanged(f"{int(hit.sum())} elements of {name} changed", tensor=name)
+
+
+def check_red_zones(run: Run) -> None:
+    """OutOfBoundsWrite when memory outside every tensor changed: around them, or in a stride gap."""
+    for guarded in run.arena.buffers + run.allocations:
+        names = list(guarded.views)
+        hit = guarded.changed() & ~guarded.owned(*names)
+        if hit.any():
+            at = int(hit.nonzero()[0]) - int(guarded.views[names[0]].storage_offset())
+            raise OutOfBoundsWrite(
+                f"{int(hit.sum())} elements outside {' and '.join(names)} were written, the first at "
+                f"offset {at} from the first element of {names[0]}",
+                tensor=names[0],
+            )
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(mask)[0])
+
+
+def _row(name: str, where: tuple[int, ...]) -> str:
+    batch, token, head = where
+    return f"{name}[batch {batch}, token {token}, head {head}]"
+
+
+def _place(name: str, where: tuple[int, ...]) -> str:
+    batch, token, head, dim = where
+    return f"{name}_out[batch {batch}, token {token}, head {head}, dim {dim}]"

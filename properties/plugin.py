@@ -1,0 +1,68 @@
+"""The pytest plugin of the harness: options, Hypothesis profiles, and the tests that properties become."""
+
+import os
+from collections.abc import Iterable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from properties.implementations import Implementation, bundled, default_device
+from properties.interpreter import make_faithful
+from properties.property import Property
+
+_IMPLEMENTATIONS = pytest.StashKey[list[Implementation]]()
+_PROFILES = {"dev": 20, "default": 100, "ci": 50, "deep": 2000}
+
+for _name, _examples in _PROFILES.items():
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        derandomize=_name == "ci",
+        # A derandomised run with a database is refused: the database would make it depend on the past.
+        database=None if _name == "ci" else DirectoryBasedExampleDatabase(".hypothesis/examples"),
+        # A first launch compiles its kernel.
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        # The explain phase traces every line, which makes an interpreted kernel several times slower.
+        phases=[p for p in Phase if p is not Phase.explain],
+    )
+settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rope", "RoPE properties")
+    group.addoption(
+        "--device",
+        default=None,
+        help="where the implementations run: cpu, cuda or cuda:N (default: cuda when there is a GPU)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers share the cores; more threads each would only get in each other's way.
+    torch.set_num_threads(1)
+    make_faithful()
+    config.stash[_IMPLEMENTATIONS] = bundled(_device(config))
+
+
+def _device(config: pytest.Config) -> str:
+    device = config.getoption("--device") or default_device()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if device == "cuda":
+        # Spread the workers over the GPUs.
+        return f"cuda:{int(worker.removeprefix('gw')) % torch.cuda.device_count()}"
+    return str(device)
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> Iterable[pytest.Function] | None:
+    if not isinstance(obj, Property):
+        return None
+    return [
+        pytest.Function.from_parent(collector, name=f"{name}[{test_id}]", callobj=test)
+        for implementation in collector.config.stash[_IMPLEMENTATIONS]
+        for test_id, test in obj.tests(implementation)
+    ]
