@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from properties.failures import InputChanged, Mismatch, NotDeterministic, WrongMetadata
+from properties.failures import InputChanged, Mismatch, MissingError, NotDeterministic, WrongMetadata
 from properties.table_oracle import attention_factor, exact_table, softmax_factor
+from rope.errors import RopeError
 from rope.tables import RopeTable
 from strategies.tables import ConfigCase, TableCase
 
@@ -60,8 +61,10 @@ def check_frequencies_fall(build: Build, case: TableCase) -> None:
 
 
 def check_history(build: Build, cases: Sequence[TableCase]) -> None:
-    """A table has the same bits whatever was built before it and whatever became of those tables."""
+    """A table is right whatever was built before it, and the same whatever became of those tables."""
     first = [case.built_by(build) for case in cases]
+    for case, table in zip(cases, first, strict=True):
+        _check_against_oracle(table, case, _rows(case.max_position), f", built as one of {len(cases)}")
     kept = [(table.cos.clone(), table.sin.clone()) for table in first]
     for table in first:
         table.cos.zero_()
@@ -127,6 +130,15 @@ def check_shards(shard: Callable[..., torch.Tensor], length: int, world_size: in
         raise Mismatch(f"{where}: ranks have unequal causal work: {shards}")
     if order == "contiguous" and any((positions.diff() != 1).any() for positions in shards):
         raise Mismatch(f"{where}: a contiguous shard has gaps: {shards}")
+
+
+def check_uneven_length_is_refused(
+    shard: Callable[..., torch.Tensor], length: int, world_size: int, order: str
+) -> None:
+    """A length that does not divide into chunks is an error: rounding it would lose or invent tokens."""
+    with contextlib.suppress(RopeError):
+        got = shard(length, world_size, 0, order=order)
+        raise MissingError(f"length {length} over {world_size} ranks, {order}, gave {got}")
 
 
 def _check_metadata(table: RopeTable, max_position: int, rot_dim: int, where: str = "") -> None:

@@ -1,7 +1,7 @@
 """Properties of cos/sin tables: of every rule, against float64 and against transformers."""
 
 import importlib
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from rope.config import read_rope_config, rope_table_from_config
 from rope.errors import PositionError
 from rope.shards import shard_positions
 from rope.tables import rope_frequencies, rope_table
-from strategies.tables import KINDS, TableCase, config_cases, table_cases
+from strategies.tables import KINDS, TableCase, config_cases, table_cases, table_histories
 
 PRECISIONS = ("float32", "float64")
 every_rule = pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +43,7 @@ def test_no_pair_turns_faster_than_the_pair_before(case: TableCase) -> None:
     table_checks.check_frequencies_fall(rope_table, case)
 
 
-@given(cases=st.lists(table_cases(max_elements=256), min_size=1, max_size=4))
+@given(cases=table_histories())
 def test_a_table_does_not_depend_on_earlier_tables(cases: list[TableCase]) -> None:
     table_checks.check_history(rope_table, cases)
 
@@ -78,6 +78,16 @@ def test_shards_cover_the_sequence(chunk: int, world_size: int, order: str) -> N
     table_checks.check_shards(shard_positions, chunk * chunks, world_size, order)
 
 
+@given(
+    length=st.integers(1, 60), world_size=st.integers(1, 8), order=st.sampled_from(["zigzag", "contiguous"])
+)
+def test_an_uneven_length_is_refused(length: int, world_size: int, order: str) -> None:
+    chunks = 2 * world_size if order == "zigzag" else world_size
+    if chunks > 1:
+        uneven = length + (length % chunks == 0)
+        table_checks.check_uneven_length_is_refused(shard_positions, uneven, world_size, order)
+
+
 @given(quarter=st.integers(1, 8), rows=st.integers(1, 9), columns=st.integers(1, 9))
 def test_vision_pairs_turn_by_row_then_by_column_from_the_same_exponent(
     quarter: int, rows: int, columns: int
@@ -99,53 +109,65 @@ def test_gathering_outside_the_table_raises(position: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def hf() -> Any:
-    reason = "the differential against transformers needs transformers (pip install the 'peers' extra)"
-    return pytest.importorskip("transformers.modeling_rope_utils", reason=reason)
+def hf() -> SimpleNamespace:
+    """The modules of transformers used here, imported once and outside the timed tests."""
+    reason = "comparing with transformers needs transformers: pip install 'rope-property-harness[peers]'"
+    transformers = pytest.importorskip("transformers", reason=reason)
+    return SimpleNamespace(
+        rules=importlib.import_module("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS,
+        Config=transformers.GPTNeoXConfig,
+        Rotary=importlib.import_module(
+            "transformers.models.gpt_neox.modeling_gpt_neox"
+        ).GPTNeoXRotaryEmbedding,
+    )
 
 
 # Every entry of transformers' ROPE_INIT_FUNCTIONS, and how its rule is called here.
 TRANSFORMERS_RULES = ("linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
-def test_every_rule_of_transformers_is_compared(hf: Any) -> None:
-    assert set(hf.ROPE_INIT_FUNCTIONS) == set(TRANSFORMERS_RULES)
+def test_every_rule_of_transformers_is_compared(hf: SimpleNamespace) -> None:
+    assert set(hf.rules) == set(TRANSFORMERS_RULES)
 
 
 @pytest.mark.parametrize("kind", TRANSFORMERS_RULES)
 @given(data=st.data())
-def test_frequencies_and_factor_equal_those_of_transformers(kind: str, hf: Any, data: st.DataObject) -> None:
+def test_frequencies_and_factor_equal_those_of_transformers(
+    kind: str, hf: SimpleNamespace, data: st.DataObject
+) -> None:
     case = data.draw(config_cases(kind, spellings=("rope_parameters",)))
-    config = importlib.import_module("transformers").LlamaConfig(**case.config)
-    theirs, factor = hf.ROPE_INIT_FUNCTIONS[kind](config, seq_len=case.seq_len)
-    for given_config in (case.config, config):
-        read = read_rope_config(given_config, seq_len=case.seq_len)
-        ours = rope_frequencies(read.rot_dim, read.base, rule=read.rule)
-        assert torch.equal(ours, theirs)
+    config = hf.Config(**case.config)
+    theirs, factor = hf.rules[kind](config, seq_len=case.seq_len)
+    for read in (
+        read_rope_config(case.config, seq_len=case.seq_len),
+        read_rope_config(config, seq_len=case.seq_len),
+    ):
+        assert torch.equal(rope_frequencies(read.rot_dim, read.base, rule=read.rule), theirs)
         assert read.rule is not None
         assert read.rule.cos_sin_factor() == factor
 
 
-@pytest.mark.parametrize("kind", ["default", *(rule for rule in TRANSFORMERS_RULES if rule != "longrope")])
+@pytest.mark.parametrize("kind", ["default", *TRANSFORMERS_RULES])
 @given(data=st.data())
-def test_cos_and_sin_equal_those_of_a_transformers_module(kind: str, hf: Any, data: st.DataObject) -> None:
+def test_cos_and_sin_equal_those_of_a_transformers_module(
+    kind: str, hf: SimpleNamespace, data: st.DataObject
+) -> None:
     case = data.draw(config_cases(kind, spellings=("rope_parameters",)))
-    config = importlib.import_module("transformers").GPTNeoXConfig(**case.config)
-    modeling = importlib.import_module("transformers.models.gpt_neox.modeling_gpt_neox")
-    positions = torch.tensor([0, 1, 2, 14, 15])  # within every trained length: dynamic does not stretch
-    cos, sin = modeling.GPTNeoXRotaryEmbedding(config)(torch.empty(0), positions[None])
-    table = rope_table_from_config(config, 16, seq_len=16)
+    config = hf.Config(**case.config)
+    # within every trained length: there dynamic does not stretch, and longrope is short
+    positions = torch.tensor([0, 1, 2, 13, 14])
+    cos, sin = hf.Rotary(config)(torch.empty(0), positions[None])
+    table = rope_table_from_config(config, 15, seq_len=15)
     pairs = case.rot_dim // 2
     assert torch.equal(table.cos[positions], cos[0, :, :pairs])
     assert torch.equal(table.sin[positions], sin[0, :, :pairs])
 
 
-def test_angles_equal_those_of_transformers_at_far_positions(hf: Any) -> None:
+def test_angles_equal_those_of_transformers_at_far_positions(hf: SimpleNamespace) -> None:
     """Bit for bit also where float32 angles are far from the exact ones."""
-    config = importlib.import_module("transformers").LlamaConfig(head_dim=16, rope_theta=500000.0)
-    modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+    config = hf.Config(head_dim=16, rope_theta=500000.0, rotary_pct=1.0)
     positions = torch.from_numpy(np.unique(np.geomspace(1, 2**20 - 1, 60).astype(np.int64)))
-    cos, sin = modeling.LlamaRotaryEmbedding(config)(torch.empty(0), positions[None])
-    table = rope_table(16, 2**20, 500000.0)
+    cos, sin = hf.Rotary(config)(torch.empty(0), positions[None])
+    table = rope_table_from_config(config, 2**20)
     assert torch.equal(table.cos[positions], cos[0, :, :8])
     assert torch.equal(table.sin[positions], sin[0, :, :8])

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -55,6 +55,7 @@ _ATTENTION_FACTORS = st.none() | st.floats(0.5, 2.0)
 _SHORT_SLOPES, _LONG_SLOPES = st.floats(0, 0.1), st.floats(0.2, 1.0)
 _LOWS, _PASSAGES = st.just(1.0) | st.floats(0.5, 8.0), st.just(3.0) | st.floats(0.25, 8.0)
 _FLAGS = st.booleans()
+_MORE = st.integers(0, 3)
 
 
 def _served(draw: st.DrawFn, trained: int) -> int:
@@ -157,6 +158,19 @@ def table_cases(
     )
 
 
+@st.composite
+def table_histories(draw: st.DrawFn, kind: str | None = None) -> list[TableCase]:
+    """Small tables to build one after the other, some of the same shape: a cache must tell them apart."""
+    first = draw(table_cases(kind, max_elements=256))
+    history = [first]
+    for _ in range(draw(_MORE)):
+        other = draw(table_cases(kind, max_elements=256))
+        if draw(_FLAGS) and not isinstance(other.rule, LongRoPE):  # whose factors fit one rot_dim only
+            other = replace(other, rot_dim=first.rot_dim, max_position=first.max_position)
+        history.append(other)
+    return history
+
+
 @dataclass(frozen=True)
 class ConfigCase:
     """A configuration and the table arguments it spells.
@@ -177,8 +191,11 @@ class ConfigCase:
 
 
 @st.composite
-def config_cases(draw: st.DrawFn, kind: str, spellings: tuple[str, ...] = _SPELLINGS) -> ConfigCase:
-    """Configurations of one kind of rule, in the spellings of transformers 4 and 5."""
+def config_cases(
+    draw: st.DrawFn, kind: str | None = None, spellings: tuple[str, ...] = _SPELLINGS
+) -> ConfigCase:
+    """Configurations of one kind of rule, None meaning any, in the spellings of transformers 4 and 5."""
+    kind = kind or draw(_one_of(KINDS))
     head_dim = draw(_HEAD_DIMS)
     partial = draw(_PARTIALS)
     rot_dim = head_dim if kind == "proportional" else int(head_dim * partial)
