@@ -30,16 +30,19 @@ def _neox_tile(
     cos,
     sin,
     ROT_HALF: tl.constexpr,
+    ROT_OFFSET: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
     # Layout neox: element i of the rotated dims pairs with element i + ROT_HALF.
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
     mask = row_mask & (pair < ROT_HALF)
-    lo = tl.load(x_rows + pair * x_dim_stride, mask=mask)
-    hi = tl.load(x_rows + (ROT_HALF + pair) * x_dim_stride, mask=mask)
+    lo_dim = ROT_OFFSET + pair
+    hi_dim = ROT_OFFSET + ROT_HALF + pair
+    lo = tl.load(x_rows + lo_dim * x_dim_stride, mask=mask)
+    hi = tl.load(x_rows + hi_dim * x_dim_stride, mask=mask)
     lo, hi = _rotate_pairs(lo, hi, cos, sin, out_rows.dtype.element_ty)
-    tl.store(out_rows + pair * out_dim_stride, lo, mask=mask)
-    tl.store(out_rows + (ROT_HALF + pair) * out_dim_stride, hi, mask=mask)
+    tl.store(out_rows + lo_dim * out_dim_stride, lo, mask=mask)
+    tl.store(out_rows + hi_dim * out_dim_stride, hi, mask=mask)
 
 
 @triton.jit
@@ -52,6 +55,7 @@ def _gptj_tile(
     cos,
     sin,
     ROT_HALF: tl.constexpr,
+    ROT_OFFSET: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -61,6 +65,7 @@ def _gptj_tile(
     # useful part of each memory sector.
     dim = tl.arange(0, 2 * BLOCK_HALF)[None, None, :]
     mask = row_mask & (dim < 2 * ROT_HALF)
+    dim += ROT_OFFSET
     row = tl.load(x_rows + dim * x_dim_stride, mask=mask)
     lo, hi = tl.split(tl.reshape(row, (BLOCK_T, BLOCK_H, BLOCK_HALF, 2)))
     lo, hi = _rotate_pairs(lo, hi, cos, sin, out_rows.dtype.element_ty)
@@ -102,7 +107,7 @@ def _load_angles(
     position_strides,
     b,
     n,
-    tokens,
+    live,
     max_position,
     HAS_POSITIONS: tl.constexpr,
     INVERSE: tl.constexpr,
@@ -113,7 +118,6 @@ def _load_angles(
     dtype: tl.constexpr,
 ):
     # Any layout: one cos and one sin per (token, pair), as (BLOCK_T, 1, BLOCK_HALF).
-    live = n < tokens
     position = n
     if HAS_POSITIONS:
         at = b * position_strides[0] + n * position_strides[1]
@@ -139,6 +143,57 @@ def _load_angles(
     return cos, sin
 
 
+@triton.jit
+def _rotate_heads(
+    x_ptr,
+    out_ptr,
+    x_strides,
+    out_strides,
+    b,
+    n,
+    live,
+    head_block,
+    heads,
+    cos,
+    sin,
+    GPTJ: tl.constexpr,
+    UNIT_DIM: tl.constexpr,
+    X_ALIGN: tl.constexpr,
+    ROT_HALF: tl.constexpr,
+    ROT_OFFSET: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+):
+    # Either layout: one block of heads of q or of k.
+    h = head_block.to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]
+    x_rows = x_ptr + b * x_strides[0] + n * x_strides[1] + h * x_strides[2]
+    out_rows = out_ptr + b * out_strides[0] + n * out_strides[1] + h * out_strides[2]
+    x_rows = tl.multiple_of(x_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
+    out_rows = tl.multiple_of(out_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
+    mask = live & (h < heads)
+    x_dim = 1
+    out_dim = 1
+    if not UNIT_DIM:
+        x_dim = x_strides[3].to(tl.int64)
+        out_dim = out_strides[3].to(tl.int64)
+    if GPTJ:
+        _gptj_tile(
+            x_rows, out_rows, x_dim, out_dim, mask, cos, sin,
+            ROT_HALF, ROT_OFFSET, BLOCK_HALF, BLOCK_T, BLOCK_H,
+        )  # fmt: skip
+    else:
+        _neox_tile(
+            x_rows, out_rows, x_dim, out_dim, mask, cos, sin, ROT_HALF, ROT_OFFSET, BLOCK_HALF
+        )  # fmt: skip
+    if TAIL > 0:
+        _copy_tail(
+            x_rows, out_rows, x_dim, out_dim, mask, TAIL, BLOCK_TAIL, 2 * ROT_HALF, ROT_OFFSET
+        )  # fmt: skip
+
+
 POINTERS = ("q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr", "cos_ptr", "sin_ptr", "positions_ptr")
 SCALARS = (
     "q_strides",
@@ -149,8 +204,11 @@ SCALARS = (
     "sin_strides",
     "position_strides",
     "tokens",
+    "row_blocks",
     "q_heads",
     "k_heads",
+    "q_blocks",
+    "head_blocks",
     "max_position",
 )
 
@@ -174,8 +232,11 @@ def rope_kernel(
     sin_strides,
     position_strides,  # in elements: (batch, token)
     tokens,  # per batch row
+    row_blocks,  # blocks of tokens per batch row
     q_heads,
     k_heads,
+    q_blocks,  # blocks of q heads
+    head_blocks,  # blocks of q and k heads
     max_position,  # rows of the table, or of one batch row of a gathered table
     GPTJ: tl.constexpr,
     INVERSE: tl.constexpr,
@@ -194,14 +255,11 @@ def rope_kernel(
 ):
     # Layout neox (i with i + ROT_HALF) or, when GPTJ, gptj (2i with 2i + 1).
     # Head blocks run fastest, so programs that share table rows run together.
-    q_blocks = tl.cdiv(q_heads, BLOCK_H)
-    head_blocks = q_blocks + tl.cdiv(k_heads, BLOCK_H)
     token_block = tl.program_id(0) // head_blocks
     head_block = tl.program_id(0) % head_blocks
-    row_blocks = tl.cdiv(tokens, BLOCK_T)
     b = (token_block // row_blocks).to(tl.int64)
     n = (token_block % row_blocks).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
-
+    live = n < tokens
     cos, sin = _load_angles(
         cos_ptr,
         sin_ptr,
@@ -211,7 +269,7 @@ def rope_kernel(
         position_strides,
         b,
         n,
-        tokens,
+        live,
         max_position,
         HAS_POSITIONS,
         INVERSE,
@@ -221,70 +279,51 @@ def rope_kernel(
         BLOCK_HALF,
         tl.float64 if q_ptr.dtype.element_ty == tl.float64 else tl.float32,
     )
-
-    is_k = head_block >= q_blocks
-    x_ptr = tl.where(is_k, k_ptr, q_ptr)
-    out_ptr = tl.where(is_k, k_out_ptr, q_out_ptr)
-    heads = tl.where(is_k, k_heads, q_heads)
-    h = tl.where(is_k, head_block - q_blocks, head_block).to(tl.int64) * BLOCK_H
-    h += tl.arange(0, BLOCK_H)[None, :, None]
-    x_rows = (
-        x_ptr
-        + b * tl.where(is_k, k_strides[0], q_strides[0])
-        + n * tl.where(is_k, k_strides[1], q_strides[1])
-        + h * tl.where(is_k, k_strides[2], q_strides[2])
-    )
-    out_rows = (
-        out_ptr
-        + b * tl.where(is_k, k_out_strides[0], q_out_strides[0])
-        + n * tl.where(is_k, k_out_strides[1], q_out_strides[1])
-        + h * tl.where(is_k, k_out_strides[2], q_out_strides[2])
-    )
-    x_rows = tl.multiple_of(x_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
-    out_rows = tl.multiple_of(out_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
-    row_mask = (n < tokens) & (h < heads)
-    x_dim_stride = 1
-    out_dim_stride = 1
-    if not UNIT_DIM:
-        x_dim_stride = tl.where(is_k, k_strides[3], q_strides[3]).to(tl.int64)
-        out_dim_stride = tl.where(is_k, k_out_strides[3], q_out_strides[3]).to(tl.int64)
-    x_rotated = x_rows + ROT_OFFSET * x_dim_stride
-    out_rotated = out_rows + ROT_OFFSET * out_dim_stride
-    if GPTJ:
-        _gptj_tile(
-            x_rotated,
-            out_rotated,
-            x_dim_stride,
-            out_dim_stride,
-            row_mask,
+    if head_block < q_blocks:
+        _rotate_heads(
+            q_ptr,
+            q_out_ptr,
+            q_strides,
+            q_out_strides,
+            b,
+            n,
+            live,
+            head_block,
+            q_heads,
             cos,
             sin,
+            GPTJ,
+            UNIT_DIM,
+            X_ALIGN,
             ROT_HALF,
-            BLOCK_HALF,
+            ROT_OFFSET,
+            TAIL,
             BLOCK_T,
             BLOCK_H,
+            BLOCK_HALF,
+            BLOCK_TAIL,
         )
     else:
-        _neox_tile(
-            x_rotated,
-            out_rotated,
-            x_dim_stride,
-            out_dim_stride,
-            row_mask,
+        _rotate_heads(
+            k_ptr,
+            k_out_ptr,
+            k_strides,
+            k_out_strides,
+            b,
+            n,
+            live,
+            head_block - q_blocks,
+            k_heads,
             cos,
             sin,
+            GPTJ,
+            UNIT_DIM,
+            X_ALIGN,
             ROT_HALF,
-            BLOCK_HALF,
-        )
-    if TAIL > 0:
-        _copy_tail(
-            x_rows,
-            out_rows,
-            x_dim_stride,
-            out_dim_stride,
-            row_mask,
-            TAIL,
-            BLOCK_TAIL,
-            2 * ROT_HALF,
             ROT_OFFSET,
+            TAIL,
+            BLOCK_T,
+            BLOCK_H,
+            BLOCK_HALF,
+            BLOCK_TAIL,
         )

@@ -81,10 +81,12 @@ def rotate(
     unit_pair = all(s[2] == 1 for s in table_strides)
     tail = 0 if q_out is q else g.head_dim - 2 * g.rot_half
     tile = _fit_grid(tile, g)
-    if _programs(tile, g) == 0:
+    q_blocks, head_blocks = _head_blocks(tile, g)
+    programs = _programs(tile, g)
+    if programs == 0:
         return
     with _on_device_of(q):
-        rope_kernel[(_programs(tile, g),)](
+        rope_kernel[(programs,)](
             q,
             k,
             q_out,
@@ -96,8 +98,11 @@ def rotate(
             *table_strides,
             _position_strides(positions),
             g.tokens,
+            triton.cdiv(g.tokens, tile.tokens),
             g.q_heads,
             g.k_heads,
+            q_blocks,
+            head_blocks,
             cos.shape[-2],
             GPTJ=g.layout == "gptj",
             INVERSE=inverse,
@@ -121,9 +126,14 @@ def _block(n: int) -> int:
     return triton.next_power_of_2(max(n, 1))
 
 
+def _head_blocks(tile: Tile, g: Geometry) -> tuple[int, int]:
+    """Blocks of q heads, and of q and k heads together."""
+    q_blocks = triton.cdiv(g.q_heads, tile.heads)
+    return q_blocks, q_blocks + triton.cdiv(g.k_heads, tile.heads)
+
+
 def _programs(tile: Tile, g: Geometry) -> int:
-    head_blocks = triton.cdiv(g.q_heads, tile.heads) + triton.cdiv(g.k_heads, tile.heads)
-    return g.batch * triton.cdiv(g.tokens, tile.tokens) * head_blocks
+    return g.batch * triton.cdiv(g.tokens, tile.tokens) * _head_blocks(tile, g)[1]
 
 
 def _fit_grid(tile: Tile, g: Geometry) -> Tile:

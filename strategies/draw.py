@@ -125,9 +125,11 @@ def _requests(draw: st.DrawFn, domain: Domain, values: dict[str, Any]) -> tuple[
         return 0 if from_zero else draw(_STARTS)
 
     if values["rank"] == 3:
-        first = (start(), draw(_lengths(shortest, min(24, max_tokens))))
-        more = 0 if counted else draw(_integers(0, 4))
-        return (first, *((start(), draw(_lengths(0, min(8, max_tokens)))) for _ in range(more)))
+        requests = [(start(), draw(_lengths(shortest, min(24, max_tokens))))]
+        for _ in range(0 if counted else draw(_integers(0, 4))):
+            left = max_tokens - sum(length for _, length in requests)
+            requests.append((start(), draw(_lengths(0, min(8, left)))))
+        return tuple(requests)
     batch = draw(_integers(1, min(4, max_tokens)))
     length = draw(_lengths(shortest, min(12, max(1, max_tokens // batch))))
     if values["positions"] in ("shared", "expanded"):
@@ -139,7 +141,7 @@ def _requests(draw: st.DrawFn, domain: Domain, values: dict[str, Any]) -> tuple[
 def _lengths(shortest: int, longest: int) -> st.SearchStrategy[int]:
     """Lengths of a request; shrinks towards one token rather than none."""
     lengths = st.integers(shortest, longest)
-    return lengths.map(lambda n: 1 - n if n < 2 else n) if shortest == 0 else lengths
+    return lengths.map(lambda n: 1 - n if n < 2 else n) if shortest == 0 < longest else lengths
 
 
 def _stride_fields(draw: st.DrawFn, domain: Domain, values: dict[str, Any]) -> dict[str, Any]:
