@@ -145,9 +145,9 @@ def test_dynamic_beyond_the_trained_length_is_within_the_rounding_of_a_float32_b
     """There transformers' module computes the stretched base in float32, here it is a double.
 
     With s = f*L/M - (f-1): two roundings on f*L/M, amplified by the subtraction, and one of s give s a
-    relative error of (2*f*L/M / s + 1) u. The power d/(d-2) passes it on and adds an ulp (2u), the product
-    and the base itself 2u more. A frequency is the base to a power of at most 1; each of the two computations of
-    it adds the rounding of the exponent, ln(base) u, an ulp of pow and a division.
+    relative error of (2*f*L/M / s + 1) u. The power d/(d-2) passes it on and adds an ulp (2u), the
+    product and the base itself 2u more. A frequency is the base to a power of at most 1; each of the two
+    computations of it adds the rounding of the exponent, ln(base) u, an ulp of pow and a division.
     """
     model, length, factor, trained = MODELS["InternLM3 8B"], 100_000, 6.0, 32768
     rotary = getattr(_code(model), model.classes[1])(_config(model))
