@@ -24,7 +24,7 @@ _FORMATS = {
     "bfloat16": (2.0**-8, 2.0**-133, (2 - 2.0**-8) * 2.0**127),
     "float16": (2.0**-11, 2.0**-24, 65520.0),
     "float32": (2.0**-24, 2.0**-149, (2 - 2.0**-24) * 2.0**127),
-    "float64": (2.0**-53, 2.0**-1074, np.inf),
+    "float64": (2.0**-53, 2.0**-1074, np.finfo(np.float64).max),
 }
 
 
@@ -73,11 +73,20 @@ def error_bound(exact: Exact, dtype: str, compute: str = "float32") -> Array:
         return arithmetic + u_out * (np.abs(exact.value) + arithmetic) + eta_out / 2
 
 
+def may_overflow(exact: Exact, dtype: str, compute: str = "float32") -> npt.NDArray[np.bool_]:
+    """Where a correct implementation may give infinity or NaN, because a product or the result is huge."""
+    largest = _FORMATS[_arithmetic(dtype, compute)][2]
+    with np.errstate(all="ignore"):
+        products = (np.abs(exact.first) >= largest) | (np.abs(exact.second) >= largest)
+        reach = np.abs(exact.value) + error_bound(exact, dtype, compute)
+        return products | ~(reach < _FORMATS[dtype][2])
+
+
 def judge(actual: torch.Tensor, exact: Exact, dtype: str, compute: str = "float32") -> Verdict:
     """Judge the rotated dims of an output, (batch, token, head, dim); the tail is never wrong here."""
     out = actual.double().numpy()
     bound = error_bound(exact, dtype, compute)
-    _, _, overflow = _FORMATS[dtype]
+    overflow = _FORMATS[dtype][2]
     with np.errstate(all="ignore"):
         error = np.abs(out - exact.value)
         good = error <= bound
