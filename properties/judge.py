@@ -169,7 +169,8 @@ def _check_norm(run: Run, name: str, out: np.ndarray) -> None:
         pair_wrong = comparable & ~(np.abs(actual - expected) <= slack)
         heads = np.hypot.reduce(actual, axis=-1), np.hypot.reduce(expected, axis=-1)
         head_slack = np.hypot.reduce(slack, axis=-1) + heads[1] * run.case.rot_half * 2.0**-52
-        head_wrong = comparable.all(-1) & ~(np.abs(heads[0] - heads[1]) <= head_slack)
+        head_comparable = comparable.all(-1) & np.isfinite(heads[1])
+        head_wrong = head_comparable & ~(np.abs(heads[0] - heads[1]) <= head_slack)
     if pair_wrong.any():
         *row, pair = (int(i) for i in np.argwhere(pair_wrong)[0])
         raise Mismatch(
