@@ -93,6 +93,19 @@ def test_float64_is_the_better_table() -> None:
         check_values(lambda *args, precision, **options: rope_table(*args, **options), far)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_a_table_has_the_same_bits_on_every_device(precision: str) -> None:
+    here, there = (
+        rope_table(64, 70_000, rule=YaRN(**YARN), precision=precision, device=device)
+        for device in ("cpu", "cuda")
+    )
+    assert there.cos.is_cuda
+    assert torch.equal(there.cos.cpu(), here.cos)
+    assert torch.equal(there.sin.cpu(), here.sin)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
