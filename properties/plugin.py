@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers share the cores; more threads each would only get in each other's way.
     torch.set_num_threads(1)
     make_faithful()
+    # Cases have 16-bit tables on purpose.
+    config.addinivalue_line("filterwarnings", "ignore::rope.RopePrecisionWarning")
     config.stash[_IMPLEMENTATIONS] = bundled(_device(config))
 
 

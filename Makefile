@@ -1,0 +1,21 @@
+# Every target makes the environment first if it is missing.
+PYTHON ?= python3
+PYTEST = .venv/bin/pytest -n auto
+
+.PHONY: properties test lint
+
+properties: .venv
+	$(PYTEST) properties/
+
+test: .venv
+	$(PYTEST) tests/
+
+lint: .venv
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+.venv: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)" --editable '.[dev]'
+	touch .venv
