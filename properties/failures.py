@@ -4,7 +4,12 @@ Hypothesis tells faults apart by exception type and line, so each kind has its o
 raises it at a place of its own: two faults in one implementation give two counterexamples.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from properties.implementations import Implementation
+    from properties.property import Property
+    from strategies import RopeCase
 
 
 class Failure(AssertionError):  # noqa: N818 (a failure of the property, not an error in it)
@@ -13,9 +18,13 @@ class Failure(AssertionError):  # noqa: N818 (a failure of the property, not an 
     Attributes:
         title: what is wrong, in a few words.
         facts: what a report needs: the tensor, the worst element, counts, masks.
+        property, implementation, case: what failed, set by the property that ran the case.
     """
 
     title = "a property does not hold"
+    property: "Property"
+    implementation: "Implementation"
+    case: "RopeCase"
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)

@@ -19,6 +19,7 @@ from properties.failures import (
 )
 from properties.implementations import Implementation
 from properties.oracle import Exact, angles, exact_rotation, pair_dims
+from properties.record import note_ratio
 from strategies import Arena, RopeCase
 from strategies.arena import UNWRITTEN, Guarded
 from strategies.values import bits
@@ -127,6 +128,7 @@ def check_values(run: Run) -> None:
     """Mismatch when a rotated element is further from the exact value than its bound."""
     for name, out in run.outputs.items():
         verdict = run.verdict(name)
+        note_ratio(verdict.worst_ratio())
         if verdict.wrong.any():
             ratio = np.where(verdict.wrong, verdict.ratio(), -1.0)
             where = tuple(int(i) for i in np.unravel_index(ratio.argmax(), ratio.shape))

@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from properties.failures import Failure
 from properties.implementations import Implementation
 from properties.models import MODELS
+from properties.record import running
 from strategies import Domain, RopeCase, rope_cases
 
 Check = Callable[[Implementation, RopeCase], None]
@@ -49,13 +51,22 @@ class Property:
             if inside is not None:
                 yield f"{implementation.name}-{model}", self.replay(implementation, inside)
 
+    def run(self, implementation: Implementation, case: RopeCase) -> None:
+        """Check one case; a Failure says which property, implementation and case it belongs to."""
+        with running(implementation.name, self.name, case):
+            try:
+                self.check(implementation, case)
+            except Failure as failure:
+                failure.property, failure.implementation, failure.case = self, implementation, case
+                raise
+
     def search(
         self, implementation: Implementation, cases: st.SearchStrategy[RopeCase]
     ) -> Callable[[], None]:
         """A Hypothesis test that looks for a counterexample among these cases."""
 
         def test(case: RopeCase) -> None:
-            self.check(implementation, case)
+            self.run(implementation, case)
 
         test.__name__ = test.__qualname__ = self.name
         return given(case=cases)(test)
@@ -64,7 +75,7 @@ class Property:
         """A test of this one case."""
 
         def test() -> None:
-            self.check(implementation, case)
+            self.run(implementation, case)
 
         test.__name__ = test.__qualname__ = self.name
         return test
