@@ -120,7 +120,12 @@ def _as_dict(config: Any) -> Mapping[str, Any]:
         return config
     if hasattr(config, "to_dict"):
         return dict(config.to_dict())
-    return vars(config)
+    try:
+        return vars(config)
+    except TypeError:
+        raise RopeError(
+            f"a configuration must be a dict or an object with attributes, got {config!r}"
+        ) from None
 
 
 def _find(fields: Mapping[str, Any], fact: str) -> Any:
@@ -142,7 +147,7 @@ def _parameters(fields: Mapping[str, Any], layer_type: str | None) -> dict[str, 
         # Gemma 3 and ModernBERT before rope_parameters: scaling stretches the full layers only
         both = {"full_attention": given, "sliding_attention": {"rope_theta": local_theta}}
         given = _for_layer_type(both, layer_type)
-    elif layer_type is not None and layer_type not in fields.get("layer_types", (layer_type,)):
+    elif layer_type is not None and layer_type not in (fields.get("layer_types") or (layer_type,)):
         raise _unknown_layer_type(layer_type, sorted(set(fields["layer_types"])))
     parameters = dict(given)
     for key in ("rope_theta", "partial_rotary_factor"):

@@ -209,6 +209,8 @@ def test_rows_default_to_the_length_of_the_model_or_of_the_sequence() -> None:
 
 def test_objects_are_read_like_dicts() -> None:
     assert read_rope_config(SimpleNamespace(**BASIC)) == read_rope_config(BASIC)
+    with pytest.raises(RopeError, match="a dict or an object with attributes, got 'config.json'"):
+        read_rope_config("config.json")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,8 @@ def test_wrong_layer_types_are_named() -> None:
     with pytest.raises(RopeError, match="pass one of them as layer_type, got 'sliding_attention'"):
         read_rope_config(nested, layer_type="sliding_attention")
     flat = BASIC | {"layer_types": ["full_attention", "full_attention"]}
-    assert read_rope_config(flat, layer_type="full_attention") == read_rope_config(BASIC)
+    for same in (flat, flat | {"layer_types": None}):
+        assert read_rope_config(same, layer_type="full_attention") == read_rope_config(BASIC)
     with pytest.raises(RopeError, match=r"layer types full_attention: .* got 'chunked_attention'"):
         read_rope_config(flat, layer_type="chunked_attention")
 
