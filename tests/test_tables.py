@@ -209,7 +209,7 @@ def test_rows_default_to_the_length_of_the_model_or_of_the_sequence() -> None:
 
 def test_objects_are_read_like_dicts() -> None:
     assert read_rope_config(SimpleNamespace(**BASIC)) == read_rope_config(BASIC)
-    with pytest.raises(RopeError, match="a dict or an object with attributes, got 'config.json'"):
+    with pytest.raises(RopeError, match=r"a dict or an object with attributes, got 'config\.json'"):
         read_rope_config("config.json")
 
 
