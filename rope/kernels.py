@@ -12,6 +12,12 @@ import triton
 import triton.language as tl
 
 
+# Positions of rope_kernel's run-time numbers. None is specialised, so tensors that differ only in stride
+# values share one compiled kernel; what the compiler must know of them (unit strides, alignment) arrives as
+# constexprs that the launcher computes.
+FIRST_SCALAR, LAST_SCALAR = 7, 37
+
+
 @triton.jit
 def _rotate_pairs(lo, hi, cos, sin, dtype: tl.constexpr):
     # The table decides the arithmetic type: float32, or float64 for float64 activations.
@@ -112,7 +118,7 @@ def _load_angles(
     HAS_POSITIONS: tl.constexpr,
     INVERSE: tl.constexpr,
     UNIT_PAIR: tl.constexpr,
-    TABLE_ALIGN: tl.constexpr,
+    TABLE_UNIT: tl.constexpr,
     ROT_HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     dtype: tl.constexpr,
@@ -125,10 +131,8 @@ def _load_angles(
     # A row outside the table is never read; NaN makes the fault loud without a host sync.
     in_table = live & (position >= 0) & (position < max_position)
     row = tl.where(in_table, position, 0)
-    cos_rows = cos_ptr + b * cos_strides[0] + row * cos_strides[1]
-    sin_rows = sin_ptr + b * sin_strides[0] + row * sin_strides[1]
-    cos_rows = tl.multiple_of(cos_rows, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
-    sin_rows = tl.multiple_of(sin_rows, (TABLE_ALIGN, TABLE_ALIGN, TABLE_ALIGN))
+    cos_rows = cos_ptr + (b * cos_strides[0] + row * cos_strides[1]) * TABLE_UNIT
+    sin_rows = sin_ptr + (b * sin_strides[0] + row * sin_strides[1]) * TABLE_UNIT
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
     cos_pair = pair
     sin_pair = pair
@@ -158,7 +162,7 @@ def _rotate_heads(
     sin,
     GPTJ: tl.constexpr,
     UNIT_DIM: tl.constexpr,
-    X_ALIGN: tl.constexpr,
+    X_UNIT: tl.constexpr,
     ROT_HALF: tl.constexpr,
     ROT_OFFSET: tl.constexpr,
     TAIL: tl.constexpr,
@@ -169,10 +173,9 @@ def _rotate_heads(
 ):
     # Either layout: one block of heads of q or of k.
     h = head_block.to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]
-    x_rows = x_ptr + b * x_strides[0] + n * x_strides[1] + h * x_strides[2]
-    out_rows = out_ptr + b * out_strides[0] + n * out_strides[1] + h * out_strides[2]
-    x_rows = tl.multiple_of(x_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
-    out_rows = tl.multiple_of(out_rows, (X_ALIGN, X_ALIGN, X_ALIGN))
+    # The factor tells the compiler how rows are aligned, which is what makes accesses 16 bytes wide.
+    x_rows = x_ptr + (b * x_strides[0] + n * x_strides[1] + h * x_strides[2]) * X_UNIT
+    out_rows = out_ptr + (b * out_strides[0] + n * out_strides[1] + h * out_strides[2]) * X_UNIT
     mask = live & (h < heads)
     x_dim = 1
     out_dim = 1
@@ -194,28 +197,7 @@ def _rotate_heads(
         )  # fmt: skip
 
 
-POINTERS = ("q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr", "cos_ptr", "sin_ptr", "positions_ptr")
-SCALARS = (
-    "q_strides",
-    "k_strides",
-    "q_out_strides",
-    "k_out_strides",
-    "cos_strides",
-    "sin_strides",
-    "position_strides",
-    "tokens",
-    "row_blocks",
-    "q_heads",
-    "k_heads",
-    "q_blocks",
-    "head_blocks",
-    "max_position",
-)
-
-
-# Alignment and unit strides reach the compiler as constexprs that the launcher computes once, so tensors
-# that differ only in stride values share one compiled kernel.
-@triton.jit(do_not_specialize=SCALARS, do_not_specialize_on_alignment=POINTERS)
+@triton.jit(do_not_specialize=list(range(FIRST_SCALAR, LAST_SCALAR + 1)))
 def rope_kernel(
     q_ptr,
     k_ptr,
@@ -224,13 +206,30 @@ def rope_kernel(
     cos_ptr,
     sin_ptr,
     positions_ptr,
-    q_strides,  # in elements: (batch, token, head, dim); the same for k and the outputs
-    k_strides,
-    q_out_strides,
-    k_out_strides,
-    cos_strides,  # in elements: (batch, row, pair)
-    sin_strides,
-    position_strides,  # in elements: (batch, token)
+    q_b,  # strides of batch, token and head in units of X_UNIT elements, of dim in elements
+    q_n,
+    q_h,
+    q_d,
+    k_b,
+    k_n,
+    k_h,
+    k_d,
+    q_out_b,
+    q_out_n,
+    q_out_h,
+    q_out_d,
+    k_out_b,
+    k_out_n,
+    k_out_h,
+    k_out_d,
+    cos_b,  # strides of batch and row in units of TABLE_UNIT elements, of pair in elements
+    cos_row,
+    cos_i,
+    sin_b,
+    sin_row,
+    sin_i,
+    position_b,  # strides of batch and token in elements
+    position_n,
     tokens,  # per batch row
     row_blocks,  # blocks of tokens per batch row
     q_heads,
@@ -243,8 +242,8 @@ def rope_kernel(
     HAS_POSITIONS: tl.constexpr,
     UNIT_DIM: tl.constexpr,  # the dim stride of q, k and the outputs is 1
     UNIT_PAIR: tl.constexpr,  # the pair stride of cos and sin is 1
-    X_ALIGN: tl.constexpr,  # in bytes: every row of q, k and the outputs starts at a multiple of this
-    TABLE_ALIGN: tl.constexpr,  # in bytes, for cos and sin
+    X_UNIT: tl.constexpr,  # elements: every row of q, k and the outputs starts at a multiple of this
+    TABLE_UNIT: tl.constexpr,  # elements, for cos and sin
     ROT_HALF: tl.constexpr,
     ROT_OFFSET: tl.constexpr,
     TAIL: tl.constexpr,  # dims to copy: 0 in place
@@ -264,9 +263,9 @@ def rope_kernel(
         cos_ptr,
         sin_ptr,
         positions_ptr,
-        cos_strides,
-        sin_strides,
-        position_strides,
+        (cos_b, cos_row, cos_i),
+        (sin_b, sin_row, sin_i),
+        (position_b, position_n),
         b,
         n,
         live,
@@ -274,7 +273,7 @@ def rope_kernel(
         HAS_POSITIONS,
         INVERSE,
         UNIT_PAIR,
-        TABLE_ALIGN,
+        TABLE_UNIT,
         ROT_HALF,
         BLOCK_HALF,
         tl.float64 if q_ptr.dtype.element_ty == tl.float64 else tl.float32,
@@ -283,8 +282,8 @@ def rope_kernel(
         _rotate_heads(
             q_ptr,
             q_out_ptr,
-            q_strides,
-            q_out_strides,
+            (q_b, q_n, q_h, q_d),
+            (q_out_b, q_out_n, q_out_h, q_out_d),
             b,
             n,
             live,
@@ -294,7 +293,7 @@ def rope_kernel(
             sin,
             GPTJ,
             UNIT_DIM,
-            X_ALIGN,
+            X_UNIT,
             ROT_HALF,
             ROT_OFFSET,
             TAIL,
@@ -307,8 +306,8 @@ def rope_kernel(
         _rotate_heads(
             k_ptr,
             k_out_ptr,
-            k_strides,
-            k_out_strides,
+            (k_b, k_n, k_h, k_d),
+            (k_out_b, k_out_n, k_out_h, k_out_d),
             b,
             n,
             live,
@@ -318,7 +317,7 @@ def rope_kernel(
             sin,
             GPTJ,
             UNIT_DIM,
-            X_ALIGN,
+            X_UNIT,
             ROT_HALF,
             ROT_OFFSET,
             TAIL,

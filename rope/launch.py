@@ -77,8 +77,8 @@ def rotate(
     tile = _forced_tile or choose_tile(g)
     x_strides = [g.bnhd_strides(t) for t in (q, k, q_out, k_out)]
     table_strides = [_table_strides(t) for t in (cos, sin)]
-    unit_dim = all(s[3] == 1 for s in x_strides)
-    unit_pair = all(s[2] == 1 for s in table_strides)
+    x_unit, x_numbers = _in_units((q, k, q_out, k_out), x_strides)
+    table_unit, table_numbers = _in_units((cos, sin), table_strides)
     tail = 0 if q_out is q else g.head_dim - 2 * g.rot_half
     tile = _fit_grid(tile, g)
     q_blocks, head_blocks = _head_blocks(tile, g)
@@ -94,9 +94,9 @@ def rotate(
             cos,
             sin,
             q if positions is None else positions,
-            *x_strides,
-            *table_strides,
-            _position_strides(positions),
+            *x_numbers,
+            *table_numbers,
+            *_position_strides(positions),
             g.tokens,
             triton.cdiv(g.tokens, tile.tokens),
             g.q_heads,
@@ -107,10 +107,10 @@ def rotate(
             GPTJ=g.layout == "gptj",
             INVERSE=inverse,
             HAS_POSITIONS=positions is not None,
-            UNIT_DIM=unit_dim,
-            UNIT_PAIR=unit_pair,
-            X_ALIGN=_alignment((q, k, q_out, k_out), x_strides),
-            TABLE_ALIGN=_alignment((cos, sin), table_strides),
+            UNIT_DIM=all(s[3] == 1 for s in x_strides),
+            UNIT_PAIR=all(s[2] == 1 for s in table_strides),
+            X_UNIT=x_unit,
+            TABLE_UNIT=table_unit,
             ROT_HALF=g.rot_half,
             ROT_OFFSET=g.rot_offset,
             TAIL=tail,
@@ -154,15 +154,18 @@ def _position_strides(positions: torch.Tensor | None) -> tuple[int, int]:
     return (0, *strides) if len(strides) == 1 else strides  # type: ignore[return-value]
 
 
-def _alignment(tensors: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, ...]]) -> int:
-    """Bytes that every row of every tensor starts at a multiple of, at most 16."""
+def _in_units(tensors: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, ...]]) -> tuple[int, list[int]]:
+    """The elements (at most 16 bytes of them) that every row starts at a multiple of, and all strides.
+
+    Strides come in units of that many elements, except the last of each tensor, which is in elements.
+    """
     size = tensors[0].element_size()
-    misaligned = _ALIGN_BYTES
-    for tensor, stride in zip(tensors, strides, strict=True):
-        misaligned |= tensor.data_ptr()
+    misaligned = _ALIGN_BYTES // size
+    for stride in strides:
         for s in stride[:-1]:
-            misaligned |= s * size
-    return misaligned & -misaligned
+            misaligned |= s
+    unit = misaligned & -misaligned
+    return unit, [n for *rows, last in strides for n in (*(s // unit for s in rows), last)]
 
 
 def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from rope import PositionError, RopeError, RopePrecisionWarning, apply_rope, checks, launch
+from rope import PositionError, RopeError, RopePrecisionWarning, apply_rope, checks, kernels, launch
 
 T, H, K, D = 6, 4, 2, 8
 
@@ -213,3 +213,9 @@ def test_strides_that_differ_in_value_share_one_kernel():
         apply_rope(q, q[:, :4], table, table)
     compiled = [len(cache[0]) for cache in launch.rope_kernel.device_caches.values()]
     assert sum(compiled) <= 2  # one per tile
+
+
+def test_no_number_that_varies_between_calls_is_specialised():
+    names = launch.rope_kernel.arg_names
+    assert names[kernels.FIRST_SCALAR - 1 : kernels.FIRST_SCALAR + 1] == ["positions_ptr", "q_b"]
+    assert names[kernels.LAST_SCALAR : kernels.LAST_SCALAR + 2] == ["max_position", "GPTJ"]
