@@ -1,0 +1,246 @@
+"""A correct apply_rope in small steps, made to be broken: a mutant replaces one step.
+
+Like a kernel it reads and writes memory through element offsets that it computes from strides itself, so
+faults of addressing can be planted too. It shares no arithmetic with rope/; only the argument checks are
+the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rope.checks import check_call, check_in_place, check_position_range
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Call:
+    """One call: what apply_rope was given, and the sizes that follow from it.
+
+    Attributes:
+        steps: how to do it.
+        kept: what the implementation remembers from one call to the next.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor | None
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor | None
+    layout: str
+    rot_dim: int | None
+    rot_offset: int
+    head_axis: int
+    inplace: bool
+    inverse: bool
+    steps: "Steps"
+    kept: dict[str, Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("q",) if self.k is None else ("q", "k")
+
+    def given(self, name: str) -> torch.Tensor:
+        """q or k."""
+        x = getattr(self, name)
+        assert isinstance(x, torch.Tensor)
+        return x
+
+    @property
+    def rot_half(self) -> int:
+        return self.cos.shape[-1]
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.shape[-1]
+
+    @property
+    def heads_first(self) -> bool:
+        return self.head_axis in (self.q.dim() - 3, -3)
+
+    @property
+    def batch(self) -> int:
+        return self.q.shape[0] if self.q.dim() == 4 else 1
+
+    @property
+    def tokens(self) -> int:
+        return self.q.shape[-2 if self.heads_first else -3]
+
+    def heads(self, x: torch.Tensor) -> int:
+        return x.shape[-3 if self.heads_first else -2]
+
+    @property
+    def compute(self) -> torch.dtype:
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def tail_dims(self) -> torch.Tensor:
+        end = self.rot_offset + 2 * self.rot_half
+        return torch.cat((torch.arange(self.rot_offset), torch.arange(end, self.head_dim)))
+
+    def offsets(self, x: torch.Tensor, dims: torch.Tensor, heads: int | None = None) -> torch.Tensor:
+        """Where the elements (batch, token, head, dims) of x lie, in elements from its storage's start."""
+        b, n, h, d = self.steps.strides(self, x)
+        rows = torch.arange(self.batch)[:, None, None] * b + torch.arange(self.tokens)[:, None] * n
+        rows = rows + torch.arange(self.heads(x) if heads is None else heads) * h
+        return x.storage_offset() + rows[..., None] + dims * d
+
+
+def memory(x: torch.Tensor) -> torch.Tensor:
+    """All of the storage that x lies in, flat."""
+    return x.detach().as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+
+
+def inside(offsets: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """A GPU would touch whatever lies at a wrong address; wrapping it keeps the process alive."""
+    return offsets.remainder(flat.numel())
+
+
+def run(call: Call) -> dict[str, torch.Tensor]:
+    """The whole call; the outputs by name."""
+    steps = call.steps
+    steps.check(call)
+    cos, sin = steps.angles(call, steps.positions(call))
+    outputs = {}
+    for name in call.names:
+        outputs[name] = steps.allocate(call, name)
+        if outputs[name].numel():
+            steps.rotate(call, name, call.given(name), outputs[name], cos, sin)
+    return outputs
+
+
+def check(call: Call) -> None:
+    """Refuse wrong input."""
+    options = (call.layout, call.rot_dim, call.rot_offset, call.head_axis)
+    check_call(call.q, call.k, call.cos, call.sin, call.positions, *options)
+    if call.positions is not None:
+        check_position_range(call.positions, call.cos.shape[0])
+    if call.inplace:
+        check_in_place(call.q, call.k)
+
+
+def allocate(call: Call, name: str) -> torch.Tensor:
+    """The tensor to write into."""
+    return call.given(name) if call.inplace else torch.empty_like(call.given(name))
+
+
+def positions(call: Call) -> torch.Tensor:
+    """The table row of every token, (batch, tokens)."""
+    if call.positions is None:
+        return torch.arange(call.tokens).expand(call.batch, -1)
+    return call.positions.long().expand(call.batch, -1)
+
+
+def angles(call: Call, rows: torch.Tensor) -> Pair:
+    """cos and sin of every token, (batch, tokens, 1, rot_half); NaN where a row is outside the table."""
+    tables = []
+    for table in (call.cos, call.sin):
+        if table.dim() == 2:
+            outside = (rows < 0) | (rows >= len(table))
+            safe = rows.masked_fill(outside, 0)
+            table = table[safe] if len(table) else table.new_empty(*rows.shape, call.rot_half)
+            table = table.masked_fill(outside[..., None], float("nan"))
+        tables.append(table[:, :, None].to(call.compute))
+    cos, sin = tables
+    return cos, -sin if call.inverse else sin
+
+
+def rotate(
+    call: Call, name: str, x: torch.Tensor, out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> None:
+    """Rotate one tensor, called `name`, into `out`."""
+    steps = call.steps
+    lo_dims, hi_dims = steps.pairs(call, name)
+    lo = steps.load(call, x, lo_dims).to(call.compute)
+    hi = steps.load(call, x, hi_dims).to(call.compute)
+    lo, hi = steps.turn(call, lo, hi, cos, sin)
+    steps.store(call, out, lo_dims, lo)
+    steps.store(call, out, hi_dims, hi)
+    if out is not x:
+        steps.tail(call, x, out)
+
+
+def pairs(call: Call, name: str) -> Pair:
+    """The dims of the first and of the second element of every pair."""
+    pair = torch.arange(call.rot_half)
+    if call.layout == "neox":
+        return call.rot_offset + pair, call.rot_offset + call.rot_half + pair
+    return call.rot_offset + 2 * pair, call.rot_offset + 2 * pair + 1
+
+
+def strides(call: Call, x: torch.Tensor) -> Sequence[int]:
+    """Strides of q, k or an output in the order (batch, token, head, dim), in elements."""
+    *batch, second, third, dim = x.stride()
+    token, head = (third, second) if call.heads_first else (second, third)
+    return (*(batch or [0]), token, head, dim)
+
+
+def load(call: Call, x: torch.Tensor, dims: torch.Tensor) -> torch.Tensor:
+    """The elements of these dims, (batch, token, head, dims)."""
+    flat = memory(x)
+    return flat[inside(call.offsets(x, dims), flat)]
+
+
+def turn(call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
+    """The rotation."""
+    return lo * cos - hi * sin, hi * cos + lo * sin
+
+
+def store(call: Call, out: torch.Tensor, dims: torch.Tensor, values: torch.Tensor) -> None:
+    """Round once and write."""
+    flat = memory(out)
+    flat[inside(call.offsets(out, dims), flat)] = values.to(out.dtype)
+
+
+def tail(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy the dims that do not rotate."""
+    call.steps.store(call, out, call.tail_dims, call.steps.load(call, x, call.tail_dims))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a call; every field at its default is correct."""
+
+    run: Callable[[Call], dict[str, torch.Tensor]] = run
+    check: Callable[[Call], None] = check
+    allocate: Callable[[Call, str], torch.Tensor] = allocate
+    positions: Callable[[Call], torch.Tensor] = positions
+    angles: Callable[[Call, torch.Tensor], Pair] = angles
+    rotate: Callable[..., None] = rotate
+    pairs: Callable[[Call, str], Pair] = pairs
+    strides: Callable[[Call, torch.Tensor], Sequence[int]] = strides
+    load: Callable[[Call, torch.Tensor, torch.Tensor], torch.Tensor] = load
+    turn: Callable[..., Pair] = turn
+    store: Callable[[Call, torch.Tensor, torch.Tensor, torch.Tensor], None] = store
+    tail: Callable[[Call, torch.Tensor, torch.Tensor], None] = tail
+
+
+@dataclass(frozen=True)
+class Base:
+    """apply_rope, done in these steps. One instance is one process: it keeps what its steps remember."""
+
+    steps: Steps = field(default_factory=Steps)
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        *,
+        layout: str = "neox",
+        rot_dim: int | None = None,
+        rot_offset: int = 0,
+        head_axis: int = -2,
+        inplace: bool = False,
+        inverse: bool = False,
+    ) -> Any:
+        options = (layout, rot_dim, rot_offset, head_axis, inplace, inverse)
+        call = Call(q, k, cos, sin, positions, *options, self.steps, self.kept)
+        outputs = self.steps.run(call)
+        return outputs["q"] if k is None else (outputs["q"], outputs["k"])
