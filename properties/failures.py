@@ -79,6 +79,12 @@ class RaceHazard(Failure):
     title = "race"
 
 
+class ExtraTraffic(Failure):
+    """A kernel that claims the least traffic moves more bytes of q and k than it must."""
+
+    title = "more traffic than needed"
+
+
 class NotDeterministic(Failure):
     """Two runs that must agree bit for bit do not."""
 

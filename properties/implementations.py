@@ -33,7 +33,7 @@ def bundled(device: str) -> list[Implementation]:
     """The implementations of this project, on this device."""
     tiles = ((16, 8), (1, 1), (1, 4), (2, 2), (4, 16))
     return [
-        Implementation("rope", _rope_with_tile, Domain(tiles=(None, *tiles)), device),
+        Implementation("rope", _rope_with_tile, Domain(tiles=(None, *tiles), least_traffic=True), device),
         Implementation("rope-eager", _rope_eager, Domain(), "cpu"),
     ]
 

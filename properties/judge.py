@@ -20,6 +20,7 @@ from properties.failures import (
 from properties.implementations import Implementation
 from properties.oracle import Exact, angles, exact_rotation, pair_dims
 from properties.record import note_ratio
+from properties.trace import Trace, recorded
 from strategies import Arena, RopeCase
 from strategies.arena import UNWRITTEN, Guarded
 from strategies.values import bits
@@ -33,6 +34,8 @@ class Run:
         outputs: by "q" and "k", on the CPU in (batch, token, head, dim).
         given: what the implementation returned for each, as it came.
         allocations: what the implementation allocated.
+        trace: what its Triton kernels loaded and stored, or None when none ran in the interpreter on the
+            arena's own memory.
     """
 
     implementation: Implementation
@@ -41,6 +44,7 @@ class Run:
     given: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
     allocations: list[Guarded]
+    trace: Trace | None = None
 
     def exact(self, name: str) -> Exact:
         """The exact rotation of one tensor."""
@@ -52,8 +56,8 @@ class Run:
         return judge(self.outputs[name], self.exact(name), self.case.dtype, compute)
 
 
-def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[object, list[Guarded]]:
-    """Call the implementation on an arena; Crash when it raises."""
+def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[object, list[Guarded], Trace]:
+    """Call the implementation on an arena, watching what it allocates and touches; Crash when it raises."""
     options = {
         "layout": case.layout,
         "rot_dim": 2 * case.rot_half,
@@ -65,19 +69,19 @@ def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[
     if case.tile is not None:
         options["tile"] = case.tile
     try:
-        with WatchedAllocations() as watched:
+        with recorded() as trace, WatchedAllocations() as watched:
             returned = implementation.call(arena.q, arena.k, arena.cos, arena.sin, arena.positions, **options)
         if arena.device.type == "cuda":
             torch.cuda.synchronize(arena.device)
     except Exception as error:
         raise Crash(f"raised {type(error).__name__}: {error}") from error
-    return returned, watched.guarded
+    return returned, watched.guarded, trace
 
 
 def execute(implementation: Implementation, case: RopeCase) -> Run:
     """Run the case; Crash when the call raises, WrongMetadata when it returns the wrong thing."""
     arena = Arena(case, implementation.device)
-    returned, allocations = call(implementation, case, arena)
+    returned, allocations, trace = call(implementation, case, arena)
     names = ("q",) if case.k_heads is None else ("q", "k")
     tensors = (returned,) if isinstance(returned, torch.Tensor) else returned
     if not isinstance(tensors, tuple | list) or len(tensors) != len(names):
@@ -88,7 +92,9 @@ def execute(implementation: Implementation, case: RopeCase) -> Run:
     for name, out in given.items():
         check_metadata(name, out, getattr(arena, name), inplace=case.inplace)
     outputs = {name: arena.bnhd(out.detach()).cpu() for name, out in given.items()}
-    return Run(implementation, case, arena, given, outputs, allocations)
+    # Tensors on a GPU are copied for the interpreter, to addresses that say nothing.
+    seen = trace if trace.launches and arena.device.type == "cpu" else None
+    return Run(implementation, case, arena, given, outputs, allocations, seen)
 
 
 def _describe(value: object) -> str:

@@ -44,6 +44,8 @@ class Domain:
         table_strides: whether table rows may be further apart than their width.
         free_tables: whether cos and sin may be any numbers (False: only cosines and sines of angles).
         compute: "float32", or "input" for arithmetic that rounds every operation to the dtype of q.
+        least_traffic: whether the kernels claim to read each rotated element once and to write it once, and
+            of the tail nothing in place.
         tiles: the tiles that can be forced with a `tile` argument; (None,) when none can.
         needs: "cuda", "interpreter" or None.
     """
@@ -70,6 +72,7 @@ class Domain:
     table_strides: bool = True
     free_tables: bool = True
     compute: str = "float32"
+    least_traffic: bool = False
     tiles: tuple[tuple[int, int] | None, ...] = (None,)
     needs: str | None = None
 
