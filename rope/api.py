@@ -4,8 +4,11 @@ import os
 
 import torch
 
-from rope import eager
-from rope.checks import Geometry, check_call, check_in_place, check_position_range
+from rope import autograd, eager, operators
+from rope.checks import Geometry, Options, check_call, check_in_place, check_position_range
+from rope.errors import RopeError
+
+Rotated = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
 def apply_rope(
@@ -57,15 +60,74 @@ def apply_rope(
         PositionError: a position outside the table, where it is checked; nothing was written.
         RopePrecisionWarning: (a warning, once) cos and sin are in a 16-bit dtype.
     """
+    options = Options(layout, rot_dim, rot_offset, head_axis, inverse, validate)
+    if not _is_plain(q, k, cos, sin, positions):
+        return _rotate_traced(q, k, cos, sin, positions, inplace, options)
+    if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
+        return autograd.rotate(q, k, cos, sin, positions, inplace, options)
+    return rotate_unrecorded(q, k, cos, sin, positions, inplace, options)
+
+
+def rotate_unrecorded(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    inplace: bool,
+    options: Options,
+) -> Rotated:
+    """apply_rope on tensors that hold memory, without a history."""
+    layout, rot_dim, rot_offset, head_axis, inverse, validate = options
     geometry = check_call(q, k, cos, sin, positions, layout, rot_dim, rot_offset, head_axis)
     if positions is not None and (validate or positions.device.type == "cpu"):
         check_position_range(positions, cos.shape[0])
     if inplace:
         check_in_place(q, k)
-    q_out = q if inplace else torch.empty_like(q)
-    k_out = k if inplace or k is None else torch.empty_like(k)
+        # Autograd must see that a tensor which another node saved has changed.
+        torch.autograd.graph.increment_version(q if k is None else (q, k))
+        q_out, k_out = q, k
+    else:
+        q_out = torch.empty_like(q)
+        k_out = None if k is None else torch.empty_like(k)
     _rotate(q, k, q_out, k_out, cos, sin, positions, geometry, inverse)
     return q_out if k_out is None else (q_out, k_out)
+
+
+# What torch.Tensor itself or a module holds; any other subclass sees the call as an operator.
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+
+
+def _is_plain(*tensors: object) -> bool:
+    """Whether the tensors are memory to work on, and nothing traces or transforms the call."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or (torch._C._len_torch_dispatch_stack() and operators.is_traced())
+    ) and all(type(x) in _PLAIN_TYPES for x in tensors)
+
+
+def _rotate_traced(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    inplace: bool,
+    options: Options,
+) -> Rotated:
+    """apply_rope under torch.compile and other tracers, torch.func, forward-mode AD, tensor subclasses."""
+    if not torch.compiler.is_compiling():
+        geometry = check_call(q, k, cos, sin, positions, *options[:4])
+        if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+            if inplace:
+                raise RopeError(
+                    "inplace=True inside a torch.func transform or forward-mode AD, which would lose the "
+                    "change: pass inplace=False"
+                )
+            return eager.rotated(q, k, cos, sin, positions, geometry, inverse=options.inverse)
+    return operators.rotate(q, k, cos, sin, positions, inplace, options)
 
 
 def _rotate(

@@ -15,6 +15,17 @@ POSITION_DTYPES = (torch.int32, torch.int64)
 _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 
 
+class Options(NamedTuple):
+    """Keyword arguments of apply_rope, all but inplace."""
+
+    layout: str
+    rot_dim: int | None
+    rot_offset: int
+    head_axis: int
+    inverse: bool
+    validate: bool
+
+
 class Geometry(NamedTuple):
     """The sizes of one call, whatever the rank and the order of the axes."""
 

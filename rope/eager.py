@@ -18,16 +18,54 @@ def rotate(
     inverse: bool,
 ) -> None:
     """Rotate q and k into q_out and k_out (which may be q and k); checks nothing."""
-    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-    cos = _per_token(cos, positions, geometry.tokens).to(compute)
-    sin = _per_token(sin, positions, geometry.tokens).to(compute)
-    if inverse:
-        sin = -sin
+    cos, sin = _angles(q.dtype, cos, sin, positions, geometry, inverse)
     for x, out in ((q, q_out), (k, k_out)):
         if x is not None and out is not None:
             _rotate_one(geometry.bnhd(x), geometry.bnhd(out), cos, sin, geometry)
             if out is not x:
                 _copy_tail(geometry.bnhd(x), geometry.bnhd(out), geometry)
+
+
+def rotated(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    geometry: Geometry,
+    *,
+    inverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """The rotation as a function that writes nothing, so that torch.func can transform it."""
+    cos, sin = _angles(q.dtype, cos, sin, positions, geometry, inverse)
+    q_out = _rotated_one(q, cos, sin, geometry)
+    return q_out if k is None else (q_out, _rotated_one(k, cos, sin, geometry))
+
+
+def pairs(bnhd: torch.Tensor, geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first and the second element of every pair, in the dtype of the arithmetic."""
+    first, second = _pair_dims(geometry)
+    compute = _compute_dtype(bnhd.dtype)
+    return bnhd[..., first].to(compute), bnhd[..., second].to(compute)
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _angles(
+    dtype: torch.dtype,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    geometry: Geometry,
+    inverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every token, for activations of this dtype."""
+    compute = _compute_dtype(dtype)
+    cos = _per_token(cos, positions, geometry.tokens).to(compute)
+    sin = _per_token(sin, positions, geometry.tokens).to(compute)
+    return cos, -sin if inverse else sin
 
 
 def _per_token(table: torch.Tensor, positions: torch.Tensor | None, tokens: int) -> torch.Tensor:
@@ -47,18 +85,37 @@ def _per_token(table: torch.Tensor, positions: torch.Tensor | None, tokens: int)
 def _rotate_one(
     x: torch.Tensor, out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, geometry: Geometry
 ) -> None:
+    first, second = _pair_dims(geometry)
+    rotated_lo, rotated_hi = _rotated_pairs(x, cos, sin, geometry)
+    out[..., first].copy_(rotated_lo)
+    out[..., second].copy_(rotated_hi)
+
+
+def _rotated_one(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    bnhd = geometry.bnhd(x)
+    lo, hi = (part.to(x.dtype) for part in _rotated_pairs(bnhd, cos, sin, geometry))
+    turned = (lo, hi) if geometry.layout == "neox" else (torch.stack((lo, hi), -1).flatten(-2),)
+    start = geometry.rot_offset
+    end = start + 2 * geometry.rot_half
+    out = torch.cat((bnhd[..., :start], *turned, bnhd[..., end:]), -1)
+    out = out.transpose(1, 2) if geometry.heads_first else out
+    return out if x.dim() == 4 else out.squeeze(0)
+
+
+def _rotated_pairs(
+    bnhd: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, geometry: Geometry
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lo, hi = pairs(bnhd, geometry)
+    return lo * cos - hi * sin, hi * cos + lo * sin
+
+
+def _pair_dims(geometry: Geometry) -> tuple[slice, slice]:
+    """The dims of the first and of the second element of every pair."""
     start, half = geometry.rot_offset, geometry.rot_half
     end = start + 2 * half
     if geometry.layout == "neox":
-        first, second = slice(start, start + half), slice(start + half, end)
-    else:
-        first, second = slice(start, end, 2), slice(start + 1, end, 2)
-    lo = x[..., first].to(cos.dtype)
-    hi = x[..., second].to(cos.dtype)
-    rotated_lo = lo * cos - hi * sin
-    rotated_hi = hi * cos + lo * sin
-    out[..., first].copy_(rotated_lo)
-    out[..., second].copy_(rotated_hi)
+        return slice(start, start + half), slice(start + half, end)
+    return slice(start, end, 2), slice(start + 1, end, 2)
 
 
 def _copy_tail(x: torch.Tensor, out: torch.Tensor, geometry: Geometry) -> None:
