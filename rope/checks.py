@@ -7,12 +7,17 @@ from typing import NamedTuple
 import torch
 
 from rope.errors import PositionError, RopeError, RopePrecisionWarning
-from rope.overlap import overlaps, overlaps_itself
+from rope.overlap import Strides, reach, repeats, shares
 
 LAYOUTS = ("neox", "gptj")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+_INTS = (int, torch.SymInt)
+
+
+# Sizes, dtype, device and layout of a tensor.
+Description = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 
 
 class Options(NamedTuple):
@@ -63,55 +68,66 @@ def check_call(
     head_axis: int,
 ) -> Geometry:
     """Check types, dtypes, devices and shapes; return the sizes of the call."""
-    _check_tensors(q=q, cos=cos, sin=sin)
-    if k is not None:
-        _check_tensors(k=k)
-    if positions is not None:
-        _check_tensors(positions=positions)
-    check_dtypes(
-        q.dtype,
-        None if k is None else k.dtype,
-        cos.dtype,
-        sin.dtype,
-        None if positions is None else positions.dtype,
-    )
-    for name, tensor in (("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
-        if tensor is not None and tensor.device != q.device:
-            raise RopeError(
-                f"{name} is on {tensor.device} but q is on {q.device}: move {name} to {q.device} first"
-            )
+    try:
+        described = (
+            (q.shape, q.dtype, q.device, q.layout),
+            None if k is None else (k.shape, k.dtype, k.device, k.layout),
+            (cos.shape, cos.dtype, cos.device, cos.layout),
+            (sin.shape, sin.dtype, sin.device, sin.layout),
+            None
+            if positions is None
+            else (positions.shape, positions.dtype, positions.device, positions.layout),
+        )
+    except AttributeError:
+        _check_types(q=q, k=k, cos=cos, sin=sin, positions=positions)
+        raise
     if cos.dtype in _SIXTEEN_BIT:
         _warn_about_table_precision(cos.dtype)
-    return check_shapes(
-        q.shape,
-        None if k is None else k.shape,
-        cos.shape,
-        sin.shape,
-        None if positions is None else positions.shape,
-        layout,
-        rot_dim,
-        rot_offset,
-        head_axis,
-    )
+    try:
+        return _check_description(*described, layout, rot_dim, rot_offset, head_axis)
+    except TypeError:
+        # Symbolic sizes, of a tracer, have no hash to be kept by.
+        return _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
 
 
-def _check_tensors(**tensors: object) -> None:
-    for name, value in tensors.items():
-        if not isinstance(value, torch.Tensor):
+def _check_types(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, torch.Tensor) and not (value is None and name in ("k", "positions")):
             raise RopeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-        if value.layout is not torch.strided:
-            raise RopeError(f"{name} must be a strided tensor, got layout {value.layout}: densify it")
 
 
-@functools.cache
-def check_dtypes(
+# Kept, because a decoding loop makes the same call for every layer and every token.
+@functools.lru_cache(maxsize=4096)
+def _check_description(
+    q: Description,
+    k: Description | None,
+    cos: Description,
+    sin: Description,
+    positions: Description | None,
+    layout: str,
+    rot_dim: int | None,
+    rot_offset: int,
+    head_axis: int,
+) -> Geometry:
+    others = (("k", k), ("cos", cos), ("sin", sin), ("positions", positions))
+    for name, x in (("q", q), *others):
+        if x is not None and x[3] is not torch.strided:
+            raise RopeError(f"{name} must be a strided tensor, got layout {x[3]}: densify it")
+    _check_dtypes(q[1], k and k[1], cos[1], sin[1], positions and positions[1])
+    for name, x in others:
+        if x is not None and x[2] != q[2]:
+            raise RopeError(f"{name} is on {x[2]} but q is on {q[2]}: move {name} to {q[2]} first")
+    shapes = q[0], k and k[0], cos[0], sin[0], positions and positions[0]
+    return _check_shapes(*shapes, layout, rot_dim, rot_offset, head_axis)
+
+
+def _check_dtypes(
     q: torch.dtype,
     k: torch.dtype | None,
     cos: torch.dtype,
     sin: torch.dtype,
     positions: torch.dtype | None,
 ) -> None:
-    """Check the dtypes alone."""
     if q not in DTYPES:
         raise RopeError(f"q has dtype {q}, expected one of {_names(DTYPES)}")
     if k is not None and k != q:
@@ -139,8 +155,7 @@ def _warn_about_table_precision(dtype: torch.dtype) -> None:
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def check_shapes(
+def _check_shapes(
     q: torch.Size,
     k: torch.Size | None,
     cos: torch.Size,
@@ -151,7 +166,6 @@ def check_shapes(
     rot_offset: int,
     head_axis: int,
 ) -> Geometry:
-    """Check the shapes and options alone; return the sizes of the call."""
     if layout not in LAYOUTS:
         raise RopeError(f'layout is {layout!r}, expected "neox" (halves) or "gptj" (adjacent elements)')
     heads_first = _heads_first(q, head_axis)
@@ -216,7 +230,7 @@ def _check_rotation(head_dim: int, cos: torch.Size, rot_dim: int | None, rot_off
         given = f"cos has {width} columns, so rot_dim is {rot_dim}"
     else:
         given = f"rot_dim is {rot_dim}"
-        if isinstance(rot_dim, bool) or not isinstance(rot_dim, int) or rot_dim % 2 or rot_dim < 0:
+        if isinstance(rot_dim, bool) or not isinstance(rot_dim, _INTS) or rot_dim % 2 or rot_dim < 0:
             raise RopeError(f"rot_dim is {rot_dim!r}, expected an even number of dims, or None")
     if width > 0 and rot_dim <= head_dim and width == rot_dim:
         raise RopeError(
@@ -233,7 +247,7 @@ def _check_rotation(head_dim: int, cos: torch.Size, rot_dim: int | None, rot_off
             else ""
         )
         raise RopeError(f"{given} but head_dim is {head_dim}: rot_dim must fit{hint}")
-    if isinstance(rot_offset, bool) or not isinstance(rot_offset, int):
+    if isinstance(rot_offset, bool) or not isinstance(rot_offset, _INTS):
         raise RopeError(f"rot_offset is {rot_offset!r}, expected an int")
     if not 0 <= rot_offset <= head_dim - rot_dim:
         raise RopeError(
@@ -287,16 +301,34 @@ def _check_positions(rank: int, batch: int, tokens: int, positions: torch.Size) 
 
 def check_in_place(q: torch.Tensor, k: torch.Tensor | None) -> None:
     """Refuse an in-place target with two names for one element: the result would depend on the order."""
-    for name, x in (("q", q), ("k", k)):
-        if x is not None and overlaps_itself(x):
-            raise RopeError(
-                f"inplace=True but {name}, with shape {tuple(x.shape)} and strides {x.stride()}, "
-                f"overlaps itself: pass {name}.contiguous(), or inplace=False"
-            )
-    if k is not None and overlaps(q, k):
+    if k is None:
+        _check_no_repeats("q", q.shape, q.stride())
+        return
+    q_memory, k_memory = (q.shape, q.stride()), (k.shape, k.stride())
+    before, after = _room_between(*q_memory, *k_memory, q.element_size())
+    distance = k.data_ptr() - q.data_ptr()
+    if -before < distance < after and shares(*q_memory, *k_memory, distance, q.element_size()):
         raise RopeError(
             "inplace=True but q and k share memory, so elements would rotate twice: pass a copy of one "
             "of them, or inplace=False"
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _room_between(
+    q_shape: torch.Size, q_strides: Strides, k_shape: torch.Size, k_strides: Strides, size: int
+) -> tuple[int, int]:
+    """Bytes that k must start before or after q for the two to be apart; RopeError when one has repeats."""
+    _check_no_repeats("q", q_shape, q_strides)
+    _check_no_repeats("k", k_shape, k_strides)
+    return (reach(k_shape, k_strides) + 1) * size, (reach(q_shape, q_strides) + 1) * size
+
+
+def _check_no_repeats(name: str, shape: torch.Size, strides: Strides) -> None:
+    if repeats(shape, strides):
+        raise RopeError(
+            f"inplace=True but {name}, with shape {tuple(shape)} and strides {strides}, "
+            f"overlaps itself: pass {name}.contiguous(), or inplace=False"
         )
 
 

@@ -1,21 +1,42 @@
 """Whether strided tensors share elements, decided exactly from sizes and strides."""
 
+import functools
+from collections.abc import Sequence
+
 import torch
 
 # Steps of the search below; strides nested the usual way need a few dozen.
 _MAX_STEPS = 10_000
+# Answers kept; a decoding loop asks the same question for every layer.
+_KEPT = 4096
+
+Strides = Sequence[int]
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
     """Whether two indices of x name the same element."""
-    if x.numel() < 2:
+    return repeats(x.shape, x.stride())
+
+
+def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether an element of a is also an element of b; both have one dtype."""
+    if a.device != b.device:
         return False
-    dims = sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)
-    reach = 0
+    distance = b.data_ptr() - a.data_ptr()
+    return shares(a.shape, a.stride(), b.shape, b.stride(), distance, a.element_size())
+
+
+@functools.lru_cache(_KEPT)
+def repeats(shape: torch.Size, strides: Strides) -> bool:
+    """Whether two indices of a tensor with these sizes and strides name the same element."""
+    if shape.numel() < 2:
+        return False
+    dims = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
+    farthest = 0
     for stride, size in dims:
-        if stride <= reach:
+        if stride <= farthest:
             break
-        reach += (size - 1) * stride
+        farthest += (size - 1) * stride
     else:
         return False
     # Two indices collide when their difference, with one digit of at least 1, sums to nothing.
@@ -26,27 +47,29 @@ def overlaps_itself(x: torch.Tensor) -> bool:
     return False
 
 
-def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether an element of a is also an element of b; both have one dtype."""
-    if a.numel() == 0 or b.numel() == 0 or a.device != b.device:
+@functools.lru_cache(_KEPT)
+def shares(
+    a_shape: torch.Size, a_strides: Strides, b_shape: torch.Size, b_strides: Strides, distance: int, size: int
+) -> bool:
+    """Whether a and b share an element when b starts `distance` bytes after a; elements have `size` bytes."""
+    if a_shape.numel() == 0 or b_shape.numel() == 0:
         return False
-    size = a.element_size()
-    distance = b.data_ptr() - a.data_ptr()
-    if distance > _reach(a) * size or -distance > _reach(b) * size:
+    if distance > reach(a_shape, a_strides) * size or -distance > reach(b_shape, b_strides) * size:
         return False
     if distance % size:
         return True
     # a's indices add, b's subtract; equal strides merge into one digit.
     digits: dict[int, tuple[int, int]] = {}
-    for tensor, sign in ((a, 1), (b, -1)):
-        for n, stride in zip(tensor.shape, tensor.stride(), strict=True):
+    for shape, strides, sign in ((a_shape, a_strides, 1), (b_shape, b_strides, -1)):
+        for n, stride in zip(shape, strides, strict=True):
             low, high = digits.get(stride, (0, 0))
             digits[stride] = (low, high + n - 1) if sign > 0 else (low - (n - 1), high)
     return _reaches(distance // size, [(s, low, high) for s, (low, high) in digits.items()])
 
 
-def _reach(x: torch.Tensor) -> int:
-    return sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+def reach(shape: torch.Size, strides: Strides) -> int:
+    """Elements from the first to the last in memory."""
+    return sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
 def _reaches(target: int, digits: list[tuple[int, int, int]]) -> bool:
