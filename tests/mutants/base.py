@@ -9,11 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rope.checks import check_call, check_in_place, check_position_range
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+# Indices are NumPy arrays: they need no watching, and PyTorch's calls are watched one by one.
+Index = npt.NDArray[np.int64]
+Dims = tuple[Index, Index]
 
 
 @dataclass
@@ -77,15 +82,15 @@ class Call:
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
     @property
-    def tail_dims(self) -> torch.Tensor:
+    def tail_dims(self) -> Index:
         end = self.rot_offset + 2 * self.rot_half
-        return torch.cat((torch.arange(self.rot_offset), torch.arange(end, self.head_dim)))
+        return np.concatenate((np.arange(self.rot_offset), np.arange(end, self.head_dim)))
 
-    def offsets(self, x: torch.Tensor, dims: torch.Tensor, heads: int | None = None) -> torch.Tensor:
+    def offsets(self, x: torch.Tensor, dims: Index, heads: int | None = None) -> Index:
         """Where the elements (batch, token, head, dims) of x lie, in elements from its storage's start."""
         b, n, h, d = self.steps.strides(self, x)
-        rows = torch.arange(self.batch)[:, None, None] * b + torch.arange(self.tokens)[:, None] * n
-        rows = rows + torch.arange(self.heads(x) if heads is None else heads) * h
+        rows = np.arange(self.batch)[:, None, None] * b + np.arange(self.tokens)[:, None] * n
+        rows = rows + np.arange(self.heads(x) if heads is None else heads) * h
         return x.storage_offset() + rows[..., None] + dims * d
 
 
@@ -94,9 +99,9 @@ def memory(x: torch.Tensor) -> torch.Tensor:
     return x.detach().as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
-def inside(offsets: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """A GPU would touch whatever lies at a wrong address; wrapping it keeps the process alive."""
-    return offsets.remainder(flat.numel())
+def at(offsets: Index, flat: torch.Tensor) -> torch.Tensor:
+    """Offsets to index with. A GPU would touch what lies at a wrong one; wrapping keeps the process alive."""
+    return torch.from_numpy(offsets % flat.numel())
 
 
 def run(call: Call) -> dict[str, torch.Tensor]:
@@ -163,9 +168,9 @@ def rotate(
         steps.tail(call, x, out)
 
 
-def pairs(call: Call, name: str) -> Pair:
+def pairs(call: Call, name: str) -> Dims:
     """The dims of the first and of the second element of every pair."""
-    pair = torch.arange(call.rot_half)
+    pair = np.arange(call.rot_half)
     if call.layout == "neox":
         return call.rot_offset + pair, call.rot_offset + call.rot_half + pair
     return call.rot_offset + 2 * pair, call.rot_offset + 2 * pair + 1
@@ -178,10 +183,10 @@ def strides(call: Call, x: torch.Tensor) -> Sequence[int]:
     return (*(batch or [0]), token, head, dim)
 
 
-def load(call: Call, x: torch.Tensor, dims: torch.Tensor) -> torch.Tensor:
+def load(call: Call, x: torch.Tensor, dims: Index) -> torch.Tensor:
     """The elements of these dims, (batch, token, head, dims)."""
     flat = memory(x)
-    return flat[inside(call.offsets(x, dims), flat)]
+    return flat[at(call.offsets(x, dims), flat)]
 
 
 def turn(call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
@@ -189,10 +194,10 @@ def turn(call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin:
     return lo * cos - hi * sin, hi * cos + lo * sin
 
 
-def store(call: Call, out: torch.Tensor, dims: torch.Tensor, values: torch.Tensor) -> None:
+def store(call: Call, out: torch.Tensor, dims: Index, values: torch.Tensor) -> None:
     """Round once and write."""
     flat = memory(out)
-    flat[inside(call.offsets(out, dims), flat)] = values.to(out.dtype)
+    flat[at(call.offsets(out, dims), flat)] = values.to(out.dtype)
 
 
 def tail(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -210,11 +215,11 @@ class Steps:
     positions: Callable[[Call], torch.Tensor] = positions
     angles: Callable[[Call, torch.Tensor], Pair] = angles
     rotate: Callable[..., None] = rotate
-    pairs: Callable[[Call, str], Pair] = pairs
+    pairs: Callable[[Call, str], Dims] = pairs
     strides: Callable[[Call, torch.Tensor], Sequence[int]] = strides
-    load: Callable[[Call, torch.Tensor, torch.Tensor], torch.Tensor] = load
+    load: Callable[[Call, torch.Tensor, Index], torch.Tensor] = load
     turn: Callable[..., Pair] = turn
-    store: Callable[[Call, torch.Tensor, torch.Tensor, torch.Tensor], None] = store
+    store: Callable[[Call, torch.Tensor, Index, torch.Tensor], None] = store
     tail: Callable[[Call, torch.Tensor, torch.Tensor], None] = tail
 
 

@@ -1,9 +1,12 @@
 """Faults of positions: which token stands where."""
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 
 from tests.mutants import base
-from tests.mutants.base import Call
+from tests.mutants.base import Call, Pair, at, memory
 from tests.mutants.registry import mutant
 
 # --- RAGPOS
@@ -13,3 +16,168 @@ from tests.mutants.registry import mutant
 def token_index_for_position(call: Call) -> torch.Tensor:
     """Trigger: a request that does not start at position 0, or is not the first."""
     return torch.arange(call.tokens).expand(call.batch, -1)
+
+
+@mutant("RAGPOS", "Liger#477", "positions")
+def positions_of_batch_row_0(call: Call) -> torch.Tensor:
+    """Every row of the batch uses the first row's positions. Trigger: rows that start differently."""
+    return base.positions(call)[:1].expand(call.batch, -1)
+
+
+@mutant("RAGPOS", "mistral.rs f656e070", "positions")
+def counted_from_the_first_token(call: Call) -> torch.Tensor:
+    """Only the first position is read. Trigger: a second request on the token axis."""
+    rows = base.positions(call)
+    return rows[:, :1] + torch.arange(call.tokens)
+
+
+@mutant("RAGPOS", "Megatron#453", "positions")
+def requests_of_equal_length_taken_for_a_batch(call: Call) -> torch.Tensor:
+    """Two packed requests of equal length both get the first one's positions.
+
+    Trigger: two requests of equal length with different starts, on one token axis.
+    """
+    rows = base.positions(call)
+    half = call.tokens // 2
+    if call.q.dim() == 4 or call.tokens != 2 * half or half == 0:
+        return rows
+    breaks = (rows[0].diff() != 1).nonzero().flatten().tolist()
+    return torch.cat((rows[:, :half], rows[:, :half]), 1) if breaks == [half - 1] else rows
+
+
+@mutant("RAGPOS", "candle#1582", "positions")
+def repeated_position_looked_up_once(call: Call) -> torch.Tensor:
+    """Rows are fetched once per position; a position seen again gets row 0.
+
+    Trigger: two tokens at the same position above 0.
+    """
+    rows = base.positions(call).clone()
+    for row in rows:
+        seen: set[int] = set()
+        for n, position in enumerate(row.tolist()):
+            row[n] = 0 if position in seen else position
+            seen.add(position)
+    return rows
+
+
+@mutant("RAGPOS", "flash-attention 2800efc7", "positions")
+def decoded_token_follows_the_prefill(call: Call) -> torch.Tensor:
+    """A last token that is alone in its request continues the request before it.
+
+    Trigger: decoding beside prefill.
+    """
+    rows = base.positions(call).clone()
+    if call.tokens > 2 and call.q.dim() == 3 and rows[0, -3] + 1 == rows[0, -2] != rows[0, -1] - 1:
+        rows[:, -1] = (rows[:, -2] + 1).clamp(max=max(call.cos.shape[-2] - 1, 0))
+    return rows
+
+
+@mutant("RAGPOS", "Liger#477", "positions")
+def one_position_per_block_of_tokens(call: Call) -> torch.Tensor:
+    """The position is read once per block of 4 tokens and counted on. Trigger: requests inside a block."""
+    rows = base.positions(call)
+    token = torch.arange(call.tokens)
+    return rows[:, token // 4 * 4] + token % 4
+
+
+@mutant("RAGPOS", "Megatron#453", "positions")
+def implied_positions_run_on_over_rows(call: Call) -> torch.Tensor:
+    """Without positions a row continues the row before it. Trigger: positions=None, more than one row."""
+    rows = base.positions(call)
+    if call.positions is None and call.cos.dim() == 2:
+        rows = rows + torch.arange(call.batch)[:, None] * call.tokens
+    return rows
+
+
+# --- MULTIPOS
+
+
+@mutant("MULTIPOS", "sglang#34446", "angles")
+def gathered_row_of_the_first_request(call: Call, rows: torch.Tensor) -> Pair:
+    """Tables gathered per token are read in batch row 0. Trigger: gathered tables of several rows."""
+    cos, sin = base.angles(call, rows)
+    return (cos[:1], sin[:1]) if call.cos.dim() == 3 else (cos, sin)
+
+
+@mutant("MULTIPOS", "TE#2077", "angles")
+def sin_taken_from_the_first_axis(call: Call, rows: torch.Tensor) -> Pair:
+    """cos follows the gathered table, sin the first token's. Trigger: gathered tables, two tokens."""
+    cos, sin = base.angles(call, rows)
+    return (cos, sin[:, :1]) if call.cos.dim() == 3 else (cos, sin)
+
+
+# --- POSTYPE
+
+
+@mutant("POSTYPE", "flashinfer#697", "positions")
+def positions_read_as_int32(call: Call) -> torch.Tensor:
+    """int64 memory is read as int32. Trigger: int64 positions of more than one token."""
+    if call.positions is None or call.positions.dtype != torch.int64:
+        return base.positions(call)
+    halves = call.positions.contiguous().view(torch.int32).flatten()[: call.positions.numel()]
+    return halves.view(call.positions.shape).long().expand(call.batch, -1)
+
+
+@mutant("POSTYPE", "vllm-ascend#2355", "positions")
+def stride_of_positions_ignored(call: Call) -> torch.Tensor:
+    """Trigger: a stride other than 1; here only for int64, where a slice of a pair table is common."""
+    p = call.positions
+    if p is None or p.dtype != torch.int64 or p.stride(-1) == 1:
+        return base.positions(call)
+    return p.as_strided(p.shape, (*p.stride()[:-1], 1)).expand(call.batch, -1)
+
+
+@mutant("POSTYPE", "flashinfer#697", "positions")
+def expanded_positions_read_as_dense(call: Call) -> torch.Tensor:
+    """The batch stride is taken to be the number of tokens. Trigger: positions expanded over a batch."""
+    p = call.positions
+    if p is None or p.dim() == 1:
+        return base.positions(call)
+    flat = memory(p)
+    offsets = np.arange(call.batch)[:, None] * call.tokens * p.stride(1) + np.arange(call.tokens) * p.stride(1)
+    return flat[at(p.storage_offset() + offsets, flat)].long()
+
+
+# --- RANGE
+
+
+def _without_position_check(call: Call) -> None:
+    base.check(replace(call, positions=None if call.positions is None else call.positions.clamp(0, 0)))
+
+
+@mutant("RANGE", "onnxruntime#27597", "run")
+def position_clamped(call: Call) -> dict[str, torch.Tensor]:
+    """A position past the table silently uses the last row. Trigger: a position outside."""
+    if call.positions is not None and call.cos.shape[0]:
+        call = replace(call, positions=call.positions.clamp(0, call.cos.shape[0] - 1))
+    return base.run(call)
+
+
+@mutant("RANGE", "nanochat#520", "run")
+def negative_position_counts_from_the_end(call: Call) -> dict[str, torch.Tensor]:
+    """As in Python. Trigger: position -1."""
+    if call.positions is not None:
+        p = call.positions
+        call = replace(call, positions=torch.where(p < 0, p + call.cos.shape[0], p))
+    return base.run(call)
+
+
+@mutant("RANGE", "pegainfer#220", "run")
+def position_one_past_the_end_accepted(call: Call) -> dict[str, torch.Tensor]:
+    """> for >= in the check. Trigger: the position right behind the table."""
+    p = call.positions
+    if p is not None:
+        call = replace(call, positions=torch.where(p == call.cos.shape[0], p - 1, p))
+    return base.run(call)
+
+
+@mutant("RANGE", "pegainfer#220", "run")
+def token_outside_the_table_left_as_it_is(call: Call) -> dict[str, torch.Tensor]:
+    """The kernel skips the rotation without a word. Trigger: a position outside the table."""
+
+    def angles(call: Call, rows: torch.Tensor) -> Pair:
+        cos, sin = base.angles(call, rows)
+        outside = ((rows < 0) | (rows >= call.cos.shape[-2]))[..., None, None] & (call.cos.dim() == 2)
+        return cos.masked_fill(outside, 1.0), sin.masked_fill(outside, 0.0)
+
+    return base.run(replace(call, steps=replace(call.steps, check=_without_position_check, angles=angles, run=base.run)))
