@@ -78,9 +78,14 @@ def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[
     return returned, watched.guarded, trace
 
 
-def execute(implementation: Implementation, case: RopeCase) -> Run:
-    """Run the case; Crash when the call raises, WrongMetadata when it returns the wrong thing."""
-    arena = Arena(case, implementation.device)
+def execute(implementation: Implementation, case: RopeCase, **values: torch.Tensor) -> Run:
+    """Run the case, with other values where given as Arena takes them.
+
+    Raises:
+        Crash: the call raised.
+        WrongMetadata: it returned the wrong thing.
+    """
+    arena = Arena(case, implementation.device, **values)
     returned, allocations, trace = call(implementation, case, arena)
     names = ("q",) if case.k_heads is None else ("q", "k")
     tensors = (returned,) if isinstance(returned, torch.Tensor) else returned

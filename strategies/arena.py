@@ -72,10 +72,17 @@ class Arena:
         buffers: the guarded buffers, by the names of their views.
         inputs: float64-exact copies of the values by name, on the CPU in the canonical axis order
             (batch, token, head, dim); "cos" and "sin" per token as (batch, token, pair).
+
+    Args:
+        values: q and k as (batch, token, head, dim), of one size along expanded axes, and positions as
+            (batch, token), in place of the case's own; for runs that follow from another run.
     """
 
-    def __init__(self, case: RopeCase, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, case: RopeCase, device: str | torch.device = "cpu", **values: torch.Tensor
+    ) -> None:
         self.case = case
+        self.values = values
         self.device = torch.device(device)
         self.buffers: list[Guarded] = []
         self.inputs: dict[str, torch.Tensor] = {}
@@ -129,6 +136,8 @@ class Arena:
     def _values(self, name: str, shape: dict[str, int], expand: str) -> torch.Tensor:
         """The values of q, k or v as (batch, token, head, dim), one along every expanded axis."""
         case = self.case
+        if name in self.values:
+            return self.values[name]
         sizes = [min(shape[axis], 1) if axis in expand else shape[axis] for axis in "bnhd"]
         size = sizes[0] * sizes[1] * sizes[2] * sizes[3]
         values = filled(name, size, activation_dtype(case), case.fill, case.seed)
@@ -146,6 +155,7 @@ class Arena:
     def _make_tables(self) -> None:
         case = self.case
         positions = torch.tensor(case.positions_bn(), dtype=torch.int64).view(case.batch, case.tokens)
+        positions = self.values.get("positions", positions)
         cos, sin = angle_tables(case, case.max_position)
         tables = {"cos": cos.to(table_dtype(case)), "sin": sin.to(table_dtype(case))}
         for name, table in tables.items():
