@@ -71,7 +71,7 @@ def recorded() -> Iterator[Trace]:
     """
     trace = Trace()
     builder = interpreter.interpreter_builder
-    hooks = {
+    hooks: dict[str, Any] = {
         name: _recording(trace, getattr(builder, name), kind, mask_at)
         for name, (kind, mask_at) in _TOUCHES.items()
     }

@@ -1,0 +1,81 @@
+"""Bit for bit: the tier without a tolerance, and an implementation's agreement with itself."""
+
+from dataclasses import replace
+
+import pytest
+
+from properties.bitwise import check_agreement, check_k_alone, check_rounded_once, dense, k_as_q, without_k
+from properties.implementations import Implementation
+from properties.judge import execute
+from properties.property import rope_property
+from strategies import RopeCase
+
+
+@rope_property(dtypes=("bfloat16", "float16"), table_dtypes=("input",))
+def test_16_bit_tables_leave_no_tolerance(implementation: Implementation, case: RopeCase) -> None:
+    """16-bit inputs with a table of the same dtype give the exact result rounded, bit for bit."""
+    if implementation.domain.compute != "float32":
+        pytest.skip(f"no claim: {implementation.name} does not compute in float32")
+    check_rounded_once(execute(implementation, case))
+
+
+@rope_property()
+def test_repeated_runs_agree(implementation: Implementation, case: RopeCase) -> None:
+    """The same call on the same values in other memory gives the same bits."""
+    check_agreement(execute(implementation, case), case)
+
+
+@rope_property()
+def test_strided_equals_dense(implementation: Implementation, case: RopeCase) -> None:
+    """The strides of q, k and the tables, and their place in a packed buffer, do not change a bit."""
+    _compare(implementation, case, dense(case))
+
+
+@rope_property(inplace=(True,))
+def test_in_place_equals_out_of_place(implementation: Implementation, case: RopeCase) -> None:
+    """In place gives the bits that out of place gives."""
+    if False not in implementation.domain.inplace:
+        pytest.skip(f"no partner: {implementation.name} works in place only")
+    _compare(implementation, case, replace(case, inplace=False))
+
+
+@rope_property(without_k=(False,))
+def test_joint_equals_separate(implementation: Implementation, case: RopeCase) -> None:
+    """q alone, and k alone in place of q, have the bits that they have together."""
+    if True not in implementation.domain.without_k:
+        pytest.skip(f"no partner: {implementation.name} always takes k")
+    run = execute(implementation, case)
+    if implementation.domain.why_outside(without_k(case)) is None:
+        check_agreement(run, without_k(case))
+    if implementation.domain.why_outside(k_as_q(case)) is None:
+        check_k_alone(run)
+
+
+@rope_property(positions=("given", "shared", "expanded"), position_dtypes=("int32",))
+def test_int32_positions_equal_int64(implementation: Implementation, case: RopeCase) -> None:
+    """The dtype of the positions does not change a bit."""
+    if "int64" not in implementation.domain.position_dtypes:
+        pytest.skip(f"no partner: {implementation.name} takes int32 positions only")
+    _compare(implementation, case, replace(case, positions_dtype="int64"))
+
+
+@rope_property(positions=("given", "shared", "expanded"))
+def test_strided_positions_equal_dense(implementation: Implementation, case: RopeCase) -> None:
+    """The strides of the positions do not change a bit."""
+    if not implementation.domain.position_steps:
+        pytest.skip(f"no partner: {implementation.name} takes dense positions only")
+    _compare(implementation, case, replace(case, positions_step=2 if case.positions_step == 1 else 1))
+
+
+@rope_property()
+def test_tiles_agree(implementation: Implementation, case: RopeCase) -> None:
+    """The tile that a launch is split into does not change a bit."""
+    if implementation.domain.tiles == (None,):
+        pytest.skip(f"no partner: {implementation.name} has no tiles to force")
+    _compare(implementation, case, replace(case, tile=None))
+
+
+def _compare(implementation: Implementation, case: RopeCase, partner: RopeCase) -> None:
+    """Compare with a partner that differs and lies in the domain; without one the case says nothing."""
+    if partner != case and implementation.domain.why_outside(partner) is None:
+        check_agreement(execute(implementation, case), partner)
