@@ -1,12 +1,21 @@
 """apply_rope: check, choose the backend, rotate."""
 
+import functools
 import os
+from types import ModuleType
 
 import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from rope import autograd, eager, operators
-from rope.checks import Geometry, Options, check_call, check_in_place, check_position_range
+from rope.checks import Options, check_call, check_in_place, check_position_range
 from rope.errors import RopeError
+
+# Short ways to what an eager call asks every time: decoding waits for the host.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_is_active = torch._C._are_functorch_transforms_active
+_increment_version = torch._C._increment_version
 
 Rotated = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
@@ -60,12 +69,15 @@ def apply_rope(
         PositionError: a position outside the table, where it is checked; nothing was written.
         RopePrecisionWarning: (a warning, once) cos and sin are in a 16-bit dtype.
     """
-    options = Options(layout, rot_dim, rot_offset, head_axis, inverse, validate)
     if not _is_plain(q, k, cos, sin, positions):
+        options = Options(layout, rot_dim, rot_offset, head_axis, inverse, validate)
         return _rotate_traced(q, k, cos, sin, positions, inplace, options)
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
+        options = Options(layout, rot_dim, rot_offset, head_axis, inverse, validate)
         return autograd.rotate(q, k, cos, sin, positions, inplace, options)
-    return rotate_unrecorded(q, k, cos, sin, positions, inplace, options)
+    return rotate_unrecorded(
+        q, k, cos, sin, positions, inplace, layout, rot_dim, rot_offset, head_axis, inverse, validate
+    )
 
 
 def rotate_unrecorded(
@@ -75,22 +87,27 @@ def rotate_unrecorded(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
     inplace: bool,
-    options: Options,
+    layout: str,
+    rot_dim: int | None,
+    rot_offset: int,
+    head_axis: int,
+    inverse: bool,
+    validate: bool,
 ) -> Rotated:
     """apply_rope on tensors that hold memory, without a history."""
-    layout, rot_dim, rot_offset, head_axis, inverse, validate = options
     geometry = check_call(q, k, cos, sin, positions, layout, rot_dim, rot_offset, head_axis)
-    if positions is not None and (validate or positions.device.type == "cpu"):
+    if positions is not None and (validate or not q.is_cuda):
         check_position_range(positions, cos.shape[0])
     if inplace:
         check_in_place(q, k)
         # Autograd must see that a tensor which another node saved has changed.
-        torch.autograd.graph.increment_version(q if k is None else (q, k))
+        _increment_version((q,) if k is None else (q, k))
         q_out, k_out = q, k
     else:
         q_out = torch.empty_like(q)
         k_out = None if k is None else torch.empty_like(k)
-    _rotate(q, k, q_out, k_out, cos, sin, positions, geometry, inverse)
+    rotate = _launch().rotate if _kernels_run_on(q) else eager.rotate
+    rotate(q, k, q_out, k_out, cos, sin, positions, geometry, inverse=inverse)
     return q_out if k_out is None else (q_out, k_out)
 
 
@@ -98,14 +115,29 @@ def rotate_unrecorded(
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
-def _is_plain(*tensors: object) -> bool:
+def _is_plain(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+) -> bool:
     """Whether the tensors are memory to work on, and nothing traces or transforms the call."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-        or (torch._C._len_torch_dispatch_stack() and operators.is_traced())
-    ) and all(type(x) in _PLAIN_TYPES for x in tensors)
+    return (
+        not is_compiling()
+        and not _is_transformed()
+        and not (_dispatch_modes() and operators.is_traced())
+        and type(q) in _PLAIN_TYPES
+        and type(k) in _PLAIN_TYPES
+        and type(cos) in _PLAIN_TYPES
+        and type(sin) in _PLAIN_TYPES
+        and type(positions) in _PLAIN_TYPES
+    )
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func or forward-mode AD is at work."""
+    return _functorch_is_active() or forward_ad._current_level >= 0
 
 
 def _rotate_traced(
@@ -118,9 +150,9 @@ def _rotate_traced(
     options: Options,
 ) -> Rotated:
     """apply_rope under torch.compile and other tracers, torch.func, forward-mode AD, tensor subclasses."""
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         geometry = check_call(q, k, cos, sin, positions, *options[:4])
-        if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        if _is_transformed():
             if inplace:
                 raise RopeError(
                     "inplace=True inside a torch.func transform or forward-mode AD, which would lose the "
@@ -130,32 +162,16 @@ def _rotate_traced(
     return operators.rotate(q, k, cos, sin, positions, inplace, options)
 
 
-def _rotate(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    q_out: torch.Tensor,
-    k_out: torch.Tensor | None,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None,
-    geometry: Geometry,
-    inverse: bool,
-) -> None:
-    rotate = eager.rotate
-    if _kernels_run_on(q.device):
-        from rope import launch
-
-        rotate = launch.rotate
-    rotate(q, k, q_out, k_out, cos, sin, positions, geometry, inverse=inverse)
-
-
-def _kernels_run_on(device: torch.device) -> bool:
-    if device.type == "cuda":
+def _kernels_run_on(q: torch.Tensor) -> bool:
+    if q.is_cuda:
         return True
-    if device.type != "cpu" or "TRITON_INTERPRET" not in os.environ:
-        return False
+    return q.is_cpu and "TRITON_INTERPRET" in os.environ and bool(_launch().interpreted())
+
+
+@functools.cache
+def _launch() -> ModuleType:
     # Imported late, because the kernels read TRITON_INTERPRET when they are decorated: a program that
     # sets it before its first call is in time, one that sets it later keeps the eager implementation.
     from rope import launch
 
-    return launch.interpreted()
+    return launch

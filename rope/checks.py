@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _INTS = (int, torch.SymInt)
 
 
-# Sizes, dtype, device and layout of a tensor.
-Description = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
+# Sizes, dtype, device, layout and strides of a tensor.
+Description = tuple[torch.Size, torch.dtype, torch.device, torch.layout, tuple[int, ...]]
 
 
 class Options(NamedTuple):
@@ -31,8 +32,13 @@ class Options(NamedTuple):
     validate: bool
 
 
-class Geometry(NamedTuple):
-    """The sizes of one call, whatever the rank and the order of the axes."""
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """The sizes of one call, whatever the rank and the order of the axes.
+
+    Compared by identity. Equal calls (sizes, strides, dtypes, devices and options of all tensors) share one
+    object, so what follows from those alone can be kept by it.
+    """
 
     layout: str
     batch: int
@@ -70,16 +76,17 @@ def check_call(
     """Check types, dtypes, devices and shapes; return the sizes of the call."""
     try:
         described = (
-            (q.shape, q.dtype, q.device, q.layout),
-            None if k is None else (k.shape, k.dtype, k.device, k.layout),
-            (cos.shape, cos.dtype, cos.device, cos.layout),
-            (sin.shape, sin.dtype, sin.device, sin.layout),
+            (q.shape, q.dtype, q.device, q.layout, q.stride()),
+            None if k is None else (k.shape, k.dtype, k.device, k.layout, k.stride()),
+            (cos.shape, cos.dtype, cos.device, cos.layout, cos.stride()),
+            (sin.shape, sin.dtype, sin.device, sin.layout, sin.stride()),
             None
             if positions is None
-            else (positions.shape, positions.dtype, positions.device, positions.layout),
+            else (positions.shape, positions.dtype, positions.device, positions.layout, positions.stride()),
         )
-    except AttributeError:
-        _check_types(q=q, k=k, cos=cos, sin=sin, positions=positions)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not a tensor, or one without strides.
+        _check_tensors(q=q, k=k, cos=cos, sin=sin, positions=positions)
         raise
     if cos.dtype in _SIXTEEN_BIT:
         _warn_about_table_precision(cos.dtype)
@@ -90,10 +97,14 @@ def check_call(
         return _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
 
 
-def _check_types(**arguments: object) -> None:
+def _check_tensors(**arguments: object) -> None:
     for name, value in arguments.items():
-        if not isinstance(value, torch.Tensor) and not (value is None and name in ("k", "positions")):
+        if value is None and name in ("k", "positions"):
+            continue
+        if not isinstance(value, torch.Tensor):
             raise RopeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+        if value.layout is not torch.strided:
+            raise RopeError(f"{name} must be a strided tensor, got layout {value.layout}: densify it")
 
 
 # Kept, because a decoding loop makes the same call for every layer and every token.
@@ -109,12 +120,11 @@ def _check_description(
     rot_offset: int,
     head_axis: int,
 ) -> Geometry:
-    others = (("k", k), ("cos", cos), ("sin", sin), ("positions", positions))
-    for name, x in (("q", q), *others):
+    for name, x in (("q", q), ("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
         if x is not None and x[3] is not torch.strided:
             raise RopeError(f"{name} must be a strided tensor, got layout {x[3]}: densify it")
     _check_dtypes(q[1], k and k[1], cos[1], sin[1], positions and positions[1])
-    for name, x in others:
+    for name, x in (("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
         if x is not None and x[2] != q[2]:
             raise RopeError(f"{name} is on {x[2]} but q is on {q[2]}: move {name} to {q[2]} first")
     shapes = q[0], k and k[0], cos[0], sin[0], positions and positions[0]

@@ -60,7 +60,7 @@ def _rotate(
     positions: torch.Tensor | None,
     *options: Any,
 ) -> list[torch.Tensor]:
-    return _listed(api.rotate_unrecorded(q, k, cos, sin, positions, False, Options(*options)))
+    return _listed(api.rotate_unrecorded(q, k, cos, sin, positions, False, *options))
 
 
 def _rotate_in_place(
@@ -71,7 +71,7 @@ def _rotate_in_place(
     positions: torch.Tensor | None,
     *options: Any,
 ) -> None:
-    api.rotate_unrecorded(q, k, cos, sin, positions, True, Options(*options))
+    api.rotate_unrecorded(q, k, cos, sin, positions, True, *options)
 
 
 def _rotate_fake(
@@ -106,7 +106,7 @@ def _rotate_recorded(
     *options: Any,
 ) -> list[torch.Tensor]:
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
-        return _listed(autograd.rotate(q, k, cos, sin, positions, False, Options(*options)))
+        return _listed(autograd.rotate(q, k, cos, sin, positions, False, *options))
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.rope.rotate(q, k, cos, sin, positions, *options)
 
