@@ -1,8 +1,8 @@
-"""Implementations under test, and the registry that finds them."""
+"""Implementations under test, and the bundled ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 from unittest import mock
 
 import torch
@@ -20,21 +20,40 @@ class Implementation:
         call: takes what apply_rope takes and returns what it returns. It is given every keyword
             of apply_rope but validate, and `tile` when the domain lists tiles.
         domain: the cases it supports.
-        device: where its tensors live.
+        device: where its tensors live; --impl puts it on the device of the session.
+        spec: what --impl loads it by, "package.module:attribute" or "path/file.py:attribute"; the
+            attribute is an Implementation or a callable.
+        package: the distribution it comes from, whose version is shown; empty when that says nothing.
+        watched: whether what it allocates is laid between red zones. torch.compile runs a function
+            uncompiled while anything watches PyTorch's calls, so a compiled one says False.
+        missing: why it cannot run here, or None.
+        against: the implementation that judges it beside the oracle, or None.
     """
 
     name: str
     call: Callable[..., Any]
     domain: Domain = field(default_factory=Domain)
     device: str = "cpu"
+    spec: str = ""
+    package: str = ""
+    watched: bool = True
+    missing: str | None = None
+    against: Optional["Implementation"] = None
 
 
 def bundled(device: str) -> list[Implementation]:
     """The implementations of this project, on this device."""
     tiles = ((16, 8), (1, 1), (1, 4), (2, 2), (4, 16))
+    ours = Domain(tiles=(None, *tiles), least_traffic=True, refuses=True)
     return [
-        Implementation("rope", _rope_with_tile, Domain(tiles=(None, *tiles), least_traffic=True), device),
-        Implementation("rope-eager", _rope_eager, Domain(), "cpu"),
+        Implementation("rope", _rope_with_tile, ours, device, spec="rope:apply_rope"),
+        Implementation(
+            "rope-eager",
+            rope_eager,
+            Domain(refuses=True),
+            "cpu",
+            spec="properties.implementations:rope_eager",
+        ),
     ]
 
 
@@ -46,7 +65,8 @@ def _rope_with_tile(*args: Any, tile: tuple[int, int] | None = None, **options: 
         return apply_rope(*args, **options)
 
 
-def _rope_eager(*args: Any, **options: Any) -> Any:
+def rope_eager(*args: Any, **options: Any) -> Any:
+    """apply_rope in plain PyTorch, whatever else this machine could run."""
     with mock.patch.object(api, "_kernels_run_on", return_value=False):
         return apply_rope(*args, **options)
 

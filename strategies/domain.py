@@ -47,7 +47,9 @@ class Domain:
         least_traffic: whether the kernels claim to read each rotated element once and to write it once, and
             of the tail nothing in place.
         tiles: the tiles that can be forced with a `tile` argument; (None,) when none can.
-        needs: "cuda", "interpreter" or None.
+        needs: "cuda"; "interpreter" for a Triton kernel, which on the CPU runs in the interpreter only; None.
+        refuses: whether every call outside this domain raises an error and changes nothing. A function that
+            says nothing about other input does not.
     """
 
     layouts: tuple[str, ...] = LAYOUTS
@@ -75,6 +77,7 @@ class Domain:
     least_traffic: bool = False
     tiles: tuple[tuple[int, int] | None, ...] = (None,)
     needs: str | None = None
+    refuses: bool = False
 
     def why_outside(self, case: RopeCase) -> str | None:
         """The first reason why this domain does not hold the case, or None when it does."""
