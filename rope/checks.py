@@ -2,8 +2,8 @@
 
 import functools
 import warnings
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,7 +37,7 @@ class Geometry:
     """The sizes of one call, whatever the rank and the order of the axes.
 
     Compared by identity. Equal calls (sizes, strides, dtypes, devices and options of all tensors) share one
-    object, so what follows from those alone can be kept by it.
+    object, and what follows from those alone is worked out once and lies in `kept`.
     """
 
     layout: str
@@ -49,10 +49,11 @@ class Geometry:
     rot_half: int
     rot_offset: int
     heads_first: bool
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def bnhd_strides(self, x: torch.Tensor) -> tuple[int, int, int, int]:
-        """Strides of q, k or an output in the order (batch, token, head, dim), in elements."""
-        *batch, second, third, dim = x.stride()
+    def bnhd_strides(self, strides: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """Strides of q, k or an output in the order (batch, token, head, dim)."""
+        *batch, second, third, dim = strides
         token, head = (third, second) if self.heads_first else (second, third)
         return batch[0] if batch else 0, token, head, dim
 
@@ -74,27 +75,56 @@ def check_call(
     head_axis: int,
 ) -> Geometry:
     """Check types, dtypes, devices and shapes; return the sizes of the call."""
+    global _last_call
+    tensors: tuple[Any, ...] = (q, k, cos, sin, positions)
+    if k is None or positions is None:
+        tensors = tuple(x for x in tensors if x is not None)
+    options = (layout, rot_dim, rot_offset, head_axis, k is None, positions is None)
+    last_options, guard, geometry = _last_call
+    if last_options == options and guard.check(*tensors):
+        return geometry
+    described = _describe(q, k, cos, sin, positions)
+    if cos.dtype in _SIXTEEN_BIT:
+        _warn_about_table_precision(cos.dtype)
     try:
-        described = (
-            (q.shape, q.dtype, q.device, q.layout, q.stride()),
-            None if k is None else (k.shape, k.dtype, k.device, k.layout, k.stride()),
-            (cos.shape, cos.dtype, cos.device, cos.layout, cos.stride()),
-            (sin.shape, sin.dtype, sin.device, sin.layout, sin.stride()),
-            None
-            if positions is None
-            else (positions.shape, positions.dtype, positions.device, positions.layout, positions.stride()),
+        geometry = _check_description(*described, layout, rot_dim, rot_offset, head_axis)
+    except TypeError:
+        # Symbolic sizes, of a tracer, have no hash to be kept by.
+        return _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
+    if _TensorGuards is not None and type(q) is torch.Tensor and cos.dtype not in _SIXTEEN_BIT:
+        if "guard" not in geometry.kept:
+            geometry.kept["guard"] = _TensorGuards(
+                *tensors,
+                dynamic_dims_sizes=[list(x.shape) for x in tensors],
+                dynamic_dims_strides=[list(x.stride()) for x in tensors],
+            )
+        _last_call = options, geometry.kept["guard"], geometry
+    return geometry
+
+
+# torch.compile's own check that tensors have the sizes, strides, dtypes and devices of earlier ones: for five
+# tensors at once it costs as much host time as reading the shape of two. A private name, so perhaps absent.
+_TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+# The options, the guard and the geometry of the last call; the next layer of a model makes the same one.
+_last_call: tuple[Any, Any, Any] = (None, None, None)
+
+
+def _describe(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    try:
+        return tuple(
+            None if x is None else (x.shape, x.dtype, x.device, x.layout, x.stride())
+            for x in (q, k, cos, sin, positions)
         )
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, or one without strides.
         _check_tensors(q=q, k=k, cos=cos, sin=sin, positions=positions)
         raise
-    if cos.dtype in _SIXTEEN_BIT:
-        _warn_about_table_precision(cos.dtype)
-    try:
-        return _check_description(*described, layout, rot_dim, rot_offset, head_axis)
-    except TypeError:
-        # Symbolic sizes, of a tracer, have no hash to be kept by.
-        return _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
 
 
 def _check_tensors(**arguments: object) -> None:
@@ -309,29 +339,30 @@ def _check_positions(rank: int, batch: int, tokens: int, positions: torch.Size) 
         )
 
 
-def check_in_place(q: torch.Tensor, k: torch.Tensor | None) -> None:
+def check_in_place(q: torch.Tensor, k: torch.Tensor | None, geometry: Geometry) -> None:
     """Refuse an in-place target with two names for one element: the result would depend on the order."""
+    room = geometry.kept.get("room")
+    if room is None:
+        room = geometry.kept["room"] = _room(q, k)
     if k is None:
-        _check_no_repeats("q", q.shape, q.stride())
         return
-    q_memory, k_memory = (q.shape, q.stride()), (k.shape, k.stride())
-    before, after = _room_between(*q_memory, *k_memory, q.element_size())
     distance = k.data_ptr() - q.data_ptr()
-    if -before < distance < after and shares(*q_memory, *k_memory, distance, q.element_size()):
+    close = -room[0] < distance < room[1]
+    if close and shares(q.shape, q.stride(), k.shape, k.stride(), distance, q.element_size()):
         raise RopeError(
             "inplace=True but q and k share memory, so elements would rotate twice: pass a copy of one "
             "of them, or inplace=False"
         )
 
 
-@functools.lru_cache(maxsize=4096)
-def _room_between(
-    q_shape: torch.Size, q_strides: Strides, k_shape: torch.Size, k_strides: Strides, size: int
-) -> tuple[int, int]:
+def _room(q: torch.Tensor, k: torch.Tensor | None) -> tuple[int, int]:
     """Bytes that k must start before or after q for the two to be apart; RopeError when one has repeats."""
-    _check_no_repeats("q", q_shape, q_strides)
-    _check_no_repeats("k", k_shape, k_strides)
-    return (reach(k_shape, k_strides) + 1) * size, (reach(q_shape, q_strides) + 1) * size
+    _check_no_repeats("q", q.shape, q.stride())
+    if k is None:
+        return 0, 0
+    _check_no_repeats("k", k.shape, k.stride())
+    size = q.element_size()
+    return (reach(k.shape, k.stride()) + 1) * size, (reach(q.shape, q.stride()) + 1) * size
 
 
 def _check_no_repeats(name: str, shape: torch.Size, strides: Strides) -> None:

@@ -1,8 +1,9 @@
 """Triton kernels for RoPE.
 
-One entry kernel maps programs to tiles; one tile function per layout rotates a tile. A program owns the
-same `BLOCK_T` tokens of one batch row for `BLOCK_H` heads of either q or k, so it loads each cos/sin row
-once and reuses it over its heads, and no element is touched by two programs.
+`rope_kernel` maps programs to tiles: a program owns the same `BLOCK_T` tokens of one batch row for `BLOCK_H`
+heads of either q or k, so it loads each cos/sin row once and reuses it over its heads, and no element is
+touched by two programs. A layout is a pair of functions, one that loads the pairs of a tile and one that
+stores them.
 
 Every tile has the axes (token, head, dim). Row offsets are 64-bit: a head-first or packed tensor passes
 2**31 elements at ordinary model sizes.
@@ -11,7 +12,6 @@ Every tile has the axes (token, head, dim). Row offsets are 64-bit: a head-first
 import triton
 import triton.language as tl
 
-
 # Positions of rope_kernel's run-time numbers. None is specialised, so tensors that differ only in stride
 # values share one compiled kernel; what the compiler must know of them (unit strides, alignment) arrives as
 # constexprs that the launcher computes.
@@ -19,22 +19,24 @@ FIRST_SCALAR, LAST_SCALAR = 7, 37
 
 
 @triton.jit
-def _rotate_pairs(lo, hi, cos, sin, dtype: tl.constexpr):
-    # The table decides the arithmetic type: float32, or float64 for float64 activations.
-    lo = lo.to(cos.dtype)
-    hi = hi.to(cos.dtype)
-    return (lo * cos - hi * sin).to(dtype), (hi * cos + lo * sin).to(dtype)
+def _load_neox(
+    rows, dim_stride, row_mask, ROT_HALF: tl.constexpr, ROT_OFFSET: tl.constexpr, BLOCK_HALF: tl.constexpr
+):
+    # Layout neox: element i of the rotated dims pairs with element i + ROT_HALF.
+    pair = tl.arange(0, BLOCK_HALF)[None, None, :]
+    mask = row_mask & (pair < ROT_HALF)
+    lo = tl.load(rows + (ROT_OFFSET + pair) * dim_stride, mask=mask)
+    hi = tl.load(rows + (ROT_OFFSET + ROT_HALF + pair) * dim_stride, mask=mask)
+    return lo, hi
 
 
 @triton.jit
-def _neox_tile(
-    x_rows,
-    out_rows,
-    x_dim_stride,
-    out_dim_stride,
+def _store_neox(
+    rows,
+    dim_stride,
     row_mask,
-    cos,
-    sin,
+    lo,
+    hi,
     ROT_HALF: tl.constexpr,
     ROT_OFFSET: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -42,24 +44,15 @@ def _neox_tile(
     # Layout neox: element i of the rotated dims pairs with element i + ROT_HALF.
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
     mask = row_mask & (pair < ROT_HALF)
-    lo_dim = ROT_OFFSET + pair
-    hi_dim = ROT_OFFSET + ROT_HALF + pair
-    lo = tl.load(x_rows + lo_dim * x_dim_stride, mask=mask)
-    hi = tl.load(x_rows + hi_dim * x_dim_stride, mask=mask)
-    lo, hi = _rotate_pairs(lo, hi, cos, sin, out_rows.dtype.element_ty)
-    tl.store(out_rows + lo_dim * out_dim_stride, lo, mask=mask)
-    tl.store(out_rows + hi_dim * out_dim_stride, hi, mask=mask)
+    tl.store(rows + (ROT_OFFSET + pair) * dim_stride, lo, mask=mask)
+    tl.store(rows + (ROT_OFFSET + ROT_HALF + pair) * dim_stride, hi, mask=mask)
 
 
 @triton.jit
-def _gptj_tile(
-    x_rows,
-    out_rows,
-    x_dim_stride,
-    out_dim_stride,
+def _load_gptj(
+    rows,
+    dim_stride,
     row_mask,
-    cos,
-    sin,
     ROT_HALF: tl.constexpr,
     ROT_OFFSET: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -71,63 +64,44 @@ def _gptj_tile(
     # useful part of each memory sector.
     dim = tl.arange(0, 2 * BLOCK_HALF)[None, None, :]
     mask = row_mask & (dim < 2 * ROT_HALF)
-    dim += ROT_OFFSET
-    row = tl.load(x_rows + dim * x_dim_stride, mask=mask)
-    lo, hi = tl.split(tl.reshape(row, (BLOCK_T, BLOCK_H, BLOCK_HALF, 2)))
-    lo, hi = _rotate_pairs(lo, hi, cos, sin, out_rows.dtype.element_ty)
-    row = tl.reshape(tl.join(lo, hi), (BLOCK_T, BLOCK_H, 2 * BLOCK_HALF))
-    tl.store(out_rows + dim * out_dim_stride, row, mask=mask)
+    row = tl.load(rows + (ROT_OFFSET + dim) * dim_stride, mask=mask)
+    return tl.split(tl.reshape(row, (BLOCK_T, BLOCK_H, BLOCK_HALF, 2)))
 
 
 @triton.jit
-def _copy_tail(
-    x_rows,
-    out_rows,
-    x_dim_stride,
-    out_dim_stride,
+def _store_gptj(
+    rows,
+    dim_stride,
     row_mask,
-    TAIL: tl.constexpr,
-    BLOCK_TAIL: tl.constexpr,
-    ROT_DIM: tl.constexpr,
+    lo,
+    hi,
+    ROT_HALF: tl.constexpr,
     ROT_OFFSET: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
 ):
-    # Any layout: the dims before and after the rotated ones, bit for bit.
-    dim = tl.arange(0, BLOCK_TAIL)[None, None, :]
-    mask = row_mask & (dim < TAIL)
-    # A tail on one side only keeps dims contiguous, which the compiler must see to make wide accesses.
-    if ROT_OFFSET == 0:
-        dim += ROT_DIM
-    elif ROT_OFFSET < TAIL:
-        dim = tl.where(dim < ROT_OFFSET, dim, dim + ROT_DIM)
-    value = tl.load(x_rows + dim * x_dim_stride, mask=mask)
-    tl.store(out_rows + dim * out_dim_stride, value, mask=mask)
+    # Layout gptj: element 2i of the rotated dims pairs with element 2i + 1.
+    dim = tl.arange(0, 2 * BLOCK_HALF)[None, None, :]
+    mask = row_mask & (dim < 2 * ROT_HALF)
+    row = tl.reshape(tl.join(lo, hi), (BLOCK_T, BLOCK_H, 2 * BLOCK_HALF))
+    tl.store(rows + (ROT_OFFSET + dim) * dim_stride, row, mask=mask)
 
 
 @triton.jit
 def _load_angles(
-    cos_ptr,
-    sin_ptr,
-    positions_ptr,
-    cos_strides,
-    sin_strides,
-    position_strides,
+    table,
     b,
-    n,
     live,
-    max_position,
-    HAS_POSITIONS: tl.constexpr,
+    dtype: tl.constexpr,
     INVERSE: tl.constexpr,
     UNIT_PAIR: tl.constexpr,
     TABLE_UNIT: tl.constexpr,
     ROT_HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
-    dtype: tl.constexpr,
 ):
-    # Any layout: one cos and one sin per (token, pair), as (BLOCK_T, 1, BLOCK_HALF).
-    position = n
-    if HAS_POSITIONS:
-        at = b * position_strides[0] + n * position_strides[1]
-        position = tl.load(positions_ptr + at, mask=live, other=-1).to(tl.int64)
+    # Either layout: one cos and one sin per (token, pair), as (BLOCK_T, 1, BLOCK_HALF).
+    cos_ptr, sin_ptr, cos_strides, sin_strides, position, max_position = table
     # A row outside the table is never read; NaN makes the fault loud without a host sync.
     in_table = live & (position >= 0) & (position < max_position)
     row = tl.where(in_table, position, 0)
@@ -148,21 +122,47 @@ def _load_angles(
 
 
 @triton.jit
+def _copy_tail(
+    x_rows,
+    out_rows,
+    x_dim_stride,
+    out_dim_stride,
+    row_mask,
+    TAIL: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    ROT_DIM: tl.constexpr,
+    ROT_OFFSET: tl.constexpr,
+):
+    # Either layout: the dims before and after the rotated ones, bit for bit.
+    dim = tl.arange(0, BLOCK_TAIL)[None, None, :]
+    mask = row_mask & (dim < TAIL)
+    # A tail on one side only keeps dims contiguous, which the compiler must see to make wide accesses.
+    if ROT_OFFSET == 0:
+        dim += ROT_DIM
+    elif ROT_OFFSET < TAIL:
+        dim = tl.where(dim < ROT_OFFSET, dim, dim + ROT_DIM)
+    value = tl.load(x_rows + dim * x_dim_stride, mask=mask)
+    tl.store(out_rows + dim * out_dim_stride, value, mask=mask)
+
+
+@triton.jit
 def _rotate_heads(
     x_ptr,
     out_ptr,
     x_strides,
     out_strides,
+    table,
     b,
     n,
     live,
     head_block,
     heads,
-    cos,
-    sin,
     GPTJ: tl.constexpr,
+    INVERSE: tl.constexpr,
     UNIT_DIM: tl.constexpr,
+    UNIT_PAIR: tl.constexpr,
     X_UNIT: tl.constexpr,
+    TABLE_UNIT: tl.constexpr,
     ROT_HALF: tl.constexpr,
     ROT_OFFSET: tl.constexpr,
     TAIL: tl.constexpr,
@@ -172,6 +172,8 @@ def _rotate_heads(
     BLOCK_TAIL: tl.constexpr,
 ):
     # Either layout: one block of heads of q or of k.
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    arithmetic: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
     h = head_block.to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]
     # The factor tells the compiler how rows are aligned, which is what makes accesses 16 bytes wide.
     x_rows = x_ptr + (b * x_strides[0] + n * x_strides[1] + h * x_strides[2]) * X_UNIT
@@ -182,19 +184,23 @@ def _rotate_heads(
     if not UNIT_DIM:
         x_dim = x_strides[3].to(tl.int64)
         out_dim = out_strides[3].to(tl.int64)
+    cos, sin = _load_angles(table, b, live, arithmetic, INVERSE, UNIT_PAIR, TABLE_UNIT, ROT_HALF, BLOCK_HALF)
     if GPTJ:
-        _gptj_tile(
-            x_rows, out_rows, x_dim, out_dim, mask, cos, sin,
-            ROT_HALF, ROT_OFFSET, BLOCK_HALF, BLOCK_T, BLOCK_H,
-        )  # fmt: skip
+        lo, hi = _load_gptj(x_rows, x_dim, mask, ROT_HALF, ROT_OFFSET, BLOCK_HALF, BLOCK_T, BLOCK_H)
     else:
-        _neox_tile(
-            x_rows, out_rows, x_dim, out_dim, mask, cos, sin, ROT_HALF, ROT_OFFSET, BLOCK_HALF
-        )  # fmt: skip
+        lo, hi = _load_neox(x_rows, x_dim, mask, ROT_HALF, ROT_OFFSET, BLOCK_HALF)
+    lo = lo.to(arithmetic)
+    hi = hi.to(arithmetic)
+    new_lo = (lo * cos - hi * sin).to(dtype)
+    new_hi = (hi * cos + lo * sin).to(dtype)
+    if GPTJ:
+        _store_gptj(
+            out_rows, out_dim, mask, new_lo, new_hi, ROT_HALF, ROT_OFFSET, BLOCK_HALF, BLOCK_T, BLOCK_H
+        )
+    else:
+        _store_neox(out_rows, out_dim, mask, new_lo, new_hi, ROT_HALF, ROT_OFFSET, BLOCK_HALF)
     if TAIL > 0:
-        _copy_tail(
-            x_rows, out_rows, x_dim, out_dim, mask, TAIL, BLOCK_TAIL, 2 * ROT_HALF, ROT_OFFSET
-        )  # fmt: skip
+        _copy_tail(x_rows, out_rows, x_dim, out_dim, mask, TAIL, BLOCK_TAIL, 2 * ROT_HALF, ROT_OFFSET)
 
 
 @triton.jit(do_not_specialize=list(range(FIRST_SCALAR, LAST_SCALAR + 1)))
@@ -259,41 +265,29 @@ def rope_kernel(
     b = (token_block // row_blocks).to(tl.int64)
     n = (token_block % row_blocks).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
     live = n < tokens
-    cos, sin = _load_angles(
-        cos_ptr,
-        sin_ptr,
-        positions_ptr,
-        (cos_b, cos_row, cos_i),
-        (sin_b, sin_row, sin_i),
-        (position_b, position_n),
-        b,
-        n,
-        live,
-        max_position,
-        HAS_POSITIONS,
-        INVERSE,
-        UNIT_PAIR,
-        TABLE_UNIT,
-        ROT_HALF,
-        BLOCK_HALF,
-        tl.float64 if q_ptr.dtype.element_ty == tl.float64 else tl.float32,
-    )
+    position = n
+    if HAS_POSITIONS:
+        at = b * position_b + n * position_n
+        position = tl.load(positions_ptr + at, mask=live, other=-1).to(tl.int64)
+    table = (cos_ptr, sin_ptr, (cos_b, cos_row, cos_i), (sin_b, sin_row, sin_i), position, max_position)
     if head_block < q_blocks:
         _rotate_heads(
             q_ptr,
             q_out_ptr,
             (q_b, q_n, q_h, q_d),
             (q_out_b, q_out_n, q_out_h, q_out_d),
+            table,
             b,
             n,
             live,
             head_block,
             q_heads,
-            cos,
-            sin,
             GPTJ,
+            INVERSE,
             UNIT_DIM,
+            UNIT_PAIR,
             X_UNIT,
+            TABLE_UNIT,
             ROT_HALF,
             ROT_OFFSET,
             TAIL,
@@ -308,16 +302,18 @@ def rope_kernel(
             k_out_ptr,
             (k_b, k_n, k_h, k_d),
             (k_out_b, k_out_n, k_out_h, k_out_d),
+            table,
             b,
             n,
             live,
             head_block - q_blocks,
             k_heads,
-            cos,
-            sin,
             GPTJ,
+            INVERSE,
             UNIT_DIM,
+            UNIT_PAIR,
             X_UNIT,
+            TABLE_UNIT,
             ROT_HALF,
             ROT_OFFSET,
             TAIL,

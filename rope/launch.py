@@ -1,8 +1,10 @@
 """Tile choice, grid and launch of the Triton kernels."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -71,55 +73,148 @@ def rotate(
     inverse: bool,
 ) -> None:
     """Rotate q and k into q_out and k_out (which may be q and k) in one launch; checks nothing."""
-    g = geometry
     if k is None or k_out is None:
         k, k_out = q, q_out
-    tile = _forced_tile or choose_tile(g)
-    x_strides = [g.bnhd_strides(t) for t in (q, k, q_out, k_out)]
-    table_strides = [_table_strides(t) for t in (cos, sin)]
-    x_unit, x_numbers = _in_units((q, k, q_out, k_out), x_strides)
-    table_unit, table_numbers = _in_units((cos, sin), table_strides)
-    tail = 0 if q_out is q else g.head_dim - 2 * g.rot_half
-    tile = _fit_grid(tile, g)
-    q_blocks, head_blocks = _head_blocks(tile, g)
-    programs = _programs(tile, g)
-    if programs == 0:
-        return
-    with _on_device_of(q):
-        rope_kernel[(programs,)](
-            q,
-            k,
-            q_out,
-            k_out,
-            cos,
-            sin,
-            q if positions is None else positions,
-            *x_numbers,
-            *table_numbers,
-            *_position_strides(positions),
-            g.tokens,
-            triton.cdiv(g.tokens, tile.tokens),
-            g.q_heads,
-            g.k_heads,
-            q_blocks,
-            head_blocks,
-            cos.shape[-2],
-            GPTJ=g.layout == "gptj",
-            INVERSE=inverse,
-            HAS_POSITIONS=positions is not None,
-            UNIT_DIM=all(s[3] == 1 for s in x_strides),
-            UNIT_PAIR=all(s[2] == 1 for s in table_strides),
-            X_UNIT=x_unit,
-            TABLE_UNIT=table_unit,
-            ROT_HALF=g.rot_half,
-            ROT_OFFSET=g.rot_offset,
-            TAIL=tail,
-            BLOCK_T=tile.tokens,
-            BLOCK_H=tile.heads,
-            BLOCK_HALF=_block(g.rot_half),
-            BLOCK_TAIL=_block(tail),
-            num_warps=tile.warps,
+    # A launch needs some pointer where there are no positions; the kernel does not read it.
+    tensors = (q, k, q_out, k_out, cos, sin, q if positions is None else positions)
+    pointers = tuple([x.data_ptr() for x in tensors])
+    plan = _plan(
+        geometry,
+        tuple([x.stride() for x in tensors]),
+        q.dtype,
+        cos.dtype,
+        None if positions is None else positions.dtype,
+        cos.shape[-2],
+        inverse,
+        q_out is q,
+        q.get_device(),
+        _aligned(pointers),
+        _forced_tile,
+    )
+    if plan.programs:
+        plan.launch(tensors, pointers)
+
+
+@dataclass
+class Plan:
+    """One launch of rope_kernel but for its pointers.
+
+    Attributes:
+        programs: how many programs run.
+        numbers: the run-time numbers of the kernel, in order.
+        constants: its constexprs, in order.
+        warps: per program.
+        device: the index of the GPU, or -1 for tensors on the CPU.
+        compiled: what the first launch compiled.
+    """
+
+    programs: int
+    numbers: tuple[int, ...]
+    constants: dict[str, object]
+    warps: int
+    device: int
+    compiled: Any = None
+
+    def launch(self, tensors: tuple[torch.Tensor, ...], pointers: tuple[int, ...]) -> None:
+        """Launch on the current stream of the tensors' device."""
+        if self.device < 0 or self.device == torch._C._cuda_getDevice():
+            self._launch_here(tensors, pointers)
+            return
+        with torch.cuda.device(self.device):
+            self._launch_here(tensors, pointers)
+
+    def _launch_here(self, tensors: tuple[torch.Tensor, ...], pointers: tuple[int, ...]) -> None:
+        kernel = self.compiled
+        if kernel is None or _enter_hooks.calls or _exit_hooks.calls:
+            self.compiled = rope_kernel[(self.programs,)](
+                *tensors, *self.numbers, **self.constants, num_warps=self.warps
+            )
+            return
+        # Triton looks up the compiled kernel by its arguments at every launch, which costs more than a short
+        # rotation; the plan knows it already.
+        kernel.run(
+            self.programs,
+            1,
+            1,
+            torch._C._cuda_getCurrentRawStream(self.device),
+            kernel.function,
+            kernel.packed_metadata,
+            None,
+            None,
+            None,
+            *pointers,
+            *self.numbers,
+            *self.constants.values(),
         )
+
+
+# Profilers register here; a launch they watch goes the public way.
+_enter_hooks = triton.knobs.runtime.launch_enter_hook
+_exit_hooks = triton.knobs.runtime.launch_exit_hook
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    g: Geometry,
+    strides: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    table_dtype: torch.dtype,
+    position_dtype: torch.dtype | None,
+    max_position: int,
+    inverse: bool,
+    in_place: bool,
+    device: int,
+    aligned: tuple[bool, ...],
+    forced: Tile | None,
+) -> Plan:
+    """The launch for tensors of this description; kept, because decoding repeats few of them."""
+    x_strides = [g.bnhd_strides(s) for s in strides[:4]]
+    table_strides = [s if len(s) == 3 else (0, *s) for s in strides[4:6]]
+    position_strides = (0, 0, *strides[6])[-2:] if position_dtype is not None else (0, 0)
+    x_unit, x_numbers = _in_units(dtype.itemsize, x_strides)
+    table_unit, table_numbers = _in_units(table_dtype.itemsize, table_strides)
+    tail = 0 if in_place else g.head_dim - 2 * g.rot_half
+    tile = _fit_grid(forced or choose_tile(g), g)
+    q_blocks, head_blocks = _head_blocks(tile, g)
+    numbers = (
+        *x_numbers,
+        *table_numbers,
+        *position_strides,
+        g.tokens,
+        triton.cdiv(g.tokens, tile.tokens),
+        g.q_heads,
+        g.k_heads,
+        q_blocks,
+        head_blocks,
+        max_position,
+    )
+    constants: dict[str, object] = {
+        "GPTJ": g.layout == "gptj",
+        "INVERSE": inverse,
+        "HAS_POSITIONS": position_dtype is not None,
+        "UNIT_DIM": all(s[3] == 1 for s in x_strides),
+        "UNIT_PAIR": all(s[2] == 1 for s in table_strides),
+        "X_UNIT": x_unit,
+        "TABLE_UNIT": table_unit,
+        "ROT_HALF": g.rot_half,
+        "ROT_OFFSET": g.rot_offset,
+        "TAIL": tail,
+        "BLOCK_T": tile.tokens,
+        "BLOCK_H": tile.heads,
+        "BLOCK_HALF": _block(g.rot_half),
+        "BLOCK_TAIL": _block(tail),
+    }
+    return Plan(_programs(tile, g), numbers, constants, tile.warps, device)
+
+
+def _aligned(pointers: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which pointers are multiples of 16 bytes: Triton compiles a kernel for each answer."""
+    combined = 0
+    for pointer in pointers:
+        combined |= pointer
+    if not combined & (_ALIGN_BYTES - 1):
+        return ()
+    return tuple([not pointer & (_ALIGN_BYTES - 1) for pointer in pointers])
 
 
 def _block(n: int) -> int:
@@ -142,34 +237,15 @@ def _fit_grid(tile: Tile, g: Geometry) -> Tile:
     return tile
 
 
-def _table_strides(table: torch.Tensor) -> tuple[int, int, int]:
-    strides = table.stride()
-    return (0, *strides) if len(strides) == 2 else strides  # type: ignore[return-value]
-
-
-def _position_strides(positions: torch.Tensor | None) -> tuple[int, int]:
-    if positions is None:
-        return 0, 0
-    strides = positions.stride()
-    return (0, *strides) if len(strides) == 1 else strides  # type: ignore[return-value]
-
-
-def _in_units(tensors: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, ...]]) -> tuple[int, list[int]]:
+def _in_units(size: int, strides: Sequence[tuple[int, ...]]) -> tuple[int, list[int]]:
     """The elements (at most 16 bytes of them) that every row starts at a multiple of, and all strides.
 
-    Strides come in units of that many elements, except the last of each tensor, which is in elements.
+    `size` is an element's, in bytes. The strides returned are in units of that many elements, except the
+    last of each tensor, which stays in elements.
     """
-    size = tensors[0].element_size()
     misaligned = _ALIGN_BYTES // size
     for stride in strides:
         for s in stride[:-1]:
             misaligned |= s
     unit = misaligned & -misaligned
     return unit, [n for *rows, last in strides for n in (*(s // unit for s in rows), last)]
-
-
-def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
-    # Triton launches on the current device, which need not be the tensors' one.
-    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
