@@ -99,7 +99,7 @@ def rotate_unrecorded(
     if positions is not None and (validate or not q.is_cuda):
         check_position_range(positions, cos.shape[0])
     if inplace:
-        check_in_place(q, k)
+        check_in_place(q, k, geometry)
         # Autograd must see that a tensor which another node saved has changed.
         _increment_version((q,) if k is None else (q, k))
         q_out, k_out = q, k

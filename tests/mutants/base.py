@@ -120,11 +120,11 @@ def run(call: Call) -> dict[str, torch.Tensor]:
 def check(call: Call) -> None:
     """Refuse wrong input."""
     options = (call.layout, call.rot_dim, call.rot_offset, call.head_axis)
-    check_call(call.q, call.k, call.cos, call.sin, call.positions, *options)
+    geometry = check_call(call.q, call.k, call.cos, call.sin, call.positions, *options)
     if call.positions is not None:
         check_position_range(call.positions, call.cos.shape[0])
     if call.inplace:
-        check_in_place(call.q, call.k)
+        check_in_place(call.q, call.k, geometry)
 
 
 def allocate(call: Call, name: str) -> torch.Tensor:
