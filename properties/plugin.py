@@ -8,12 +8,17 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from properties.counterexamples import Counterexamples
 from properties.implementations import Implementation, bundled, default_device
 from properties.interpreter import make_faithful
 from properties.loading import SpecError, described, load_all
 from properties.property import Property
+from properties.replay import case_of, replay_tests
+from properties.summary import Summary
+from strategies import RopeCase
 
 _IMPLEMENTATIONS = pytest.StashKey[list[Implementation]]()
+_REPLAYED = pytest.StashKey[RopeCase | None]()
 _PROFILES = {"dev": 20, "default": 100, "ci": 50, "deep": 2000}
 
 for _name, _examples in _PROFILES.items():
@@ -47,6 +52,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="test this implementation instead of the bundled ones: package.module:function, "
         "path/file.py:function, or a bundled one or adapter by name; may be given several times",
     )
+    group.addoption(
+        "--replay",
+        metavar="PATH",
+        help="run the case in this case.json through every property, instead of searching",
+    )
+    group.addoption(
+        "--no-reports",
+        action="store_true",
+        help="neither analyse failures nor write counterexamples/",
+    )
+    group.addoption("--summary-json", metavar="PATH", help="write the summary of the run as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +71,10 @@ def pytest_configure(config: pytest.Config) -> None:
     make_faithful()
     # Cases have 16-bit tables on purpose.
     config.addinivalue_line("filterwarnings", "ignore::rope.RopePrecisionWarning")
-    config.stash[_IMPLEMENTATIONS] = _implementations(config)
+    config.stash[_IMPLEMENTATIONS] = implementations = _implementations(config)
+    config.stash[_REPLAYED] = case_of(config.getoption("--replay"), implementations)
+    config.pluginmanager.register(Summary(config), "rope-summary")
+    config.pluginmanager.register(Counterexamples(config, implementations), "rope-counterexamples")
 
 
 def _implementations(config: pytest.Config) -> list[Implementation]:
@@ -87,13 +106,15 @@ def pytest_pycollect_makeitem(
     return [
         pytest.Function.from_parent(collector, name=f"{name}[{test_id}]", callobj=test)
         for implementation in collector.config.stash[_IMPLEMENTATIONS]
-        for test_id, test in _tests(obj, implementation)
+        for test_id, test in _tests(obj, implementation, collector.config.stash[_REPLAYED])
     ]
 
 
 def _tests(
-    rope_property: Property, implementation: Implementation
+    rope_property: Property, implementation: Implementation, replayed: RopeCase | None
 ) -> Iterable[tuple[str, Callable[[], None]]]:
+    if replayed is not None:
+        return replay_tests(rope_property, implementation, replayed)
     if implementation.missing is None:
         return rope_property.tests(implementation)
 
@@ -105,11 +126,16 @@ def _tests(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --impl, leave out the tests of what this project has beside its kernels (its tables)."""
+    """With --impl, leave out the tests of what this project has beside its kernels (its tables).
+
+    With --replay, leave out everything that is not a property of the replayed case.
+    """
     bundled_specs = {i.spec for i in bundled("cpu")}
-    if not config.getoption("--impl") or any(i.spec in bundled_specs for i in config.stash[_IMPLEMENTATIONS]):
+    replays = config.stash[_REPLAYED] is not None
+    ours = any(i.spec in bundled_specs for i in config.stash[_IMPLEMENTATIONS])
+    if not replays and (not config.getoption("--impl") or ours):
         return
-    others = [item for item in items if _is_in_properties(item) and not _is_of_property(item)]
+    others = [item for item in items if (replays or _is_in_properties(item)) and not _is_of_property(item)]
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
@@ -120,5 +146,6 @@ def _is_in_properties(item: pytest.Item) -> bool:
 
 
 def _is_of_property(item: pytest.Item) -> bool:
-    assert isinstance(item, pytest.Function)
+    if not isinstance(item, pytest.Function):
+        return False
     return isinstance(getattr(item.module, item.name.partition("[")[0], None), Property)

@@ -59,8 +59,12 @@ def script(
     return "\n".join(part.rstrip("\n") + "\n" for part in parts if part)
 
 
-def harness_script(case_command: str, failure: str, title: str, case: RopeCase) -> str:
-    """A script that replays the case in the harness, for faults that nothing smaller shows."""
+def harness_script(command: list[str], failure: str, title: str, case: RopeCase) -> str:
+    """A script that replays the case.json beside it in the harness, for faults that nothing smaller shows.
+
+    Args:
+        command: arguments of pytest, without the path of the case, which comes last.
+    """
     reason = NEEDS_HARNESS.get(failure, "A script without the harness did not show this fault")
     return f'''"""{title}
 
@@ -70,13 +74,16 @@ def harness_script(case_command: str, failure: str, title: str, case: RopeCase) 
 Exits 1 while the fault is there, 0 when it is gone.
 """
 
-import shlex
+import pathlib
 import subprocess
 import sys
 
-COMMAND = {case_command!r}
+COMMAND = {command!r}
 
-done = subprocess.run(shlex.split(COMMAND), capture_output=True, text=True)
+case = pathlib.Path(__file__).with_name("case.json")
+done = subprocess.run(
+    [sys.executable, "-m", "pytest", *COMMAND, str(case)], capture_output=True, text=True
+)
 if done.returncode not in (0, 1):
     sys.exit(done.stdout + done.stderr)
 print("FAULT: the replay fails" if done.returncode else "OK: the replay passes")

@@ -3,7 +3,7 @@
 import math
 import textwrap
 
-from properties.bounds import _FORMATS, _arithmetic
+from properties.bounds import FORMATS, _arithmetic
 from properties.repro_tensors import TensorWriter
 from strategies.arena import RED_ZONE
 
@@ -18,8 +18,8 @@ def _oracle(writer: TensorWriter) -> str:
     else:
         lo, hi = dims.replace(f"torch.arange({pairs})", f"2 * torch.arange({pairs})"), "LO + 1"
     arithmetic = _arithmetic(case.dtype, writer.compute)
-    u, eta, _ = _FORMATS[arithmetic]
-    u_out, eta_out, _ = _FORMATS[case.dtype]
+    u, eta, _ = FORMATS[arithmetic]
+    u_out, eta_out, _ = FORMATS[case.dtype]
     bound = "arithmetic + {u_out} * (y.abs() + arithmetic) + {eta}"
     if arithmetic == case.dtype:
         bound = ("2 * arithmetic" if case.dtype == "float64" else "arithmetic") + " + {eta}"
