@@ -12,9 +12,6 @@ import triton
 from rope.checks import Geometry
 from rope.kernels import rope_kernel
 
-# Pairs that one program holds in registers: enough loads in flight for one or two warps, few enough for
-# several programs on each multiprocessor (measured on an H200).
-_PAIRS_PER_PROGRAM = 1024
 # Axis 0 of a grid; the other axes stop at 65535, so they are not used.
 _MAX_PROGRAMS = 2**31 - 1
 # The widest access of one lane.
@@ -49,15 +46,26 @@ def interpreted() -> bool:
     return not isinstance(rope_kernel, triton.JITFunction)
 
 
-def choose_tile(geometry: Geometry) -> Tile:
-    """The tile for this problem; results do not depend on it, bit for bit."""
-    pairs = _block(geometry.rot_half)
+def choose_tile(geometry: Geometry, itemsize: int = 2) -> Tile:
+    """The tile for this problem and element size in bytes; results do not depend on it, bit for bit.
+
+    Measured on an H200 with `python -m benchmarks.tiles`: a program should move about 4 KiB, since starting
+    one costs as much as moving 1 KiB, with one 16-byte access of each half of a pair per lane.
+    """
+    half = geometry.rot_half
+    pairs = _block(half)
     heads = _block(max(geometry.q_heads, geometry.k_heads))
     if interpreted():
         # The interpreter's cost is per program, whatever the tile holds.
         return Tile(_block(min(geometry.tokens, 16)), heads)
-    block_h = min(heads, max(1, _PAIRS_PER_PROGRAM // pairs))
-    return Tile(1, block_h, 1 if pairs * block_h <= _PAIRS_PER_PROGRAM else 2)
+    if pairs >= 64 and half == pairs:
+        return Tile(1, min(heads, 8), min(4, pairs * itemsize // 64))
+    if pairs >= 64:
+        # Masked lanes cost instructions, so fewer lanes do more each.
+        return Tile(1, min(heads, 16), max(1, itemsize // 2))
+    if pairs == 32:
+        return Tile(2 if geometry.tokens >= 512 else 1, min(heads, 16), 2)
+    return Tile(1, min(heads, 16), 2 if pairs == 16 else 1)
 
 
 def rotate(
@@ -174,7 +182,7 @@ def _plan(
     x_unit, x_numbers = _in_units(dtype.itemsize, x_strides)
     table_unit, table_numbers = _in_units(table_dtype.itemsize, table_strides)
     tail = 0 if in_place else g.head_dim - 2 * g.rot_half
-    tile = _fit_grid(forced or choose_tile(g), g)
+    tile = _fit_grid(forced or choose_tile(g, dtype.itemsize), g)
     q_blocks, head_blocks = _head_blocks(tile, g)
     numbers = (
         *x_numbers,
