@@ -20,7 +20,7 @@ import torch
 from properties.oracle import Array, Exact
 
 # Unit roundoff, smallest subnormal, and the magnitude from which rounding gives infinity.
-_FORMATS = {
+FORMATS = {
     "bfloat16": (2.0**-8, 2.0**-133, (2 - 2.0**-8) * 2.0**127),
     "float16": (2.0**-11, 2.0**-24, 65520.0),
     "float32": (2.0**-24, 2.0**-149, (2 - 2.0**-24) * 2.0**127),
@@ -62,8 +62,8 @@ def error_bound(exact: Exact, dtype: str, compute: str = "float32") -> Array:
         compute: "float32" for arithmetic in float32 (float64 for float64 outputs), "input" for
             arithmetic that rounds every operation to the output's dtype.
     """
-    u_out, eta_out, _ = _FORMATS[dtype]
-    u, eta, _ = _FORMATS[_arithmetic(dtype, compute)]
+    u_out, eta_out, _ = FORMATS[dtype]
+    u, eta, _ = FORMATS[_arithmetic(dtype, compute)]
     with np.errstate(all="ignore"):
         products = np.abs(exact.first) + np.abs(exact.second)
         arithmetic = u * products + u * (np.abs(exact.value) + u * products) + 2 * (eta / 2)
@@ -75,18 +75,18 @@ def error_bound(exact: Exact, dtype: str, compute: str = "float32") -> Array:
 
 def may_overflow(exact: Exact, dtype: str, compute: str = "float32") -> npt.NDArray[np.bool_]:
     """Where a correct implementation may give infinity or NaN, because a product or the result is huge."""
-    largest = _FORMATS[_arithmetic(dtype, compute)][2]
+    largest = FORMATS[_arithmetic(dtype, compute)][2]
     with np.errstate(all="ignore"):
         products = (np.abs(exact.first) >= largest) | (np.abs(exact.second) >= largest)
         reach = np.abs(exact.value) + error_bound(exact, dtype, compute)
-        return products | ~(reach < _FORMATS[dtype][2])
+        return products | ~(reach < FORMATS[dtype][2])
 
 
 def judge(actual: torch.Tensor, exact: Exact, dtype: str, compute: str = "float32") -> Verdict:
     """Judge the rotated dims of an output, (batch, token, head, dim); the tail is never wrong here."""
     out = actual.double().numpy()
     bound = error_bound(exact, dtype, compute)
-    overflow = _FORMATS[dtype][2]
+    overflow = FORMATS[dtype][2]
     with np.errstate(all="ignore"):
         error = np.abs(out - exact.value)
         good = error <= bound
@@ -106,7 +106,7 @@ def _arithmetic(dtype: str, compute: str) -> str:
 
 def _overflowed_like(out: Array, exact: Exact, arithmetic: str) -> npt.NDArray[np.bool_]:
     """Where a product overflows the arithmetic: any non-finite result that some contraction gives."""
-    largest = _FORMATS[arithmetic][2]
+    largest = FORMATS[arithmetic][2]
     first, second = (
         np.where(np.abs(product) >= largest, np.copysign(np.inf, product), product)
         for product in (exact.first, exact.second)

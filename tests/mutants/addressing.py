@@ -63,9 +63,7 @@ def last_dim_taken_for_dense(call: Call, x: torch.Tensor) -> Sequence[int]:
 
 
 @mutant("STRIDE", "llama.cpp#2830", "load")
-def source_read_with_the_strides_of_the_destination(
-    call: Call, x: torch.Tensor, dims: Index
-) -> torch.Tensor:
+def source_read_with_the_strides_of_the_destination(call: Call, x: torch.Tensor, dims: Index) -> torch.Tensor:
     """Trigger: out of place from memory that is not dense."""
     dense = call.batch, call.tokens, call.heads(x), call.head_dim
     if call.inplace:

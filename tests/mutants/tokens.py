@@ -134,7 +134,9 @@ def expanded_positions_read_as_dense(call: Call) -> torch.Tensor:
     if p is None or p.dim() == 1:
         return base.positions(call)
     flat = memory(p)
-    offsets = np.arange(call.batch)[:, None] * call.tokens * p.stride(1) + np.arange(call.tokens) * p.stride(1)
+    offsets = np.arange(call.batch)[:, None] * call.tokens * p.stride(1) + np.arange(call.tokens) * p.stride(
+        1
+    )
     return flat[at(p.storage_offset() + offsets, flat)].long()
 
 
@@ -180,4 +182,6 @@ def token_outside_the_table_left_as_it_is(call: Call) -> dict[str, torch.Tensor]
         outside = ((rows < 0) | (rows >= call.cos.shape[-2]))[..., None, None] & (call.cos.dim() == 2)
         return cos.masked_fill(outside, 1.0), sin.masked_fill(outside, 0.0)
 
-    return base.run(replace(call, steps=replace(call.steps, check=_without_position_check, angles=angles, run=base.run)))
+    return base.run(
+        replace(call, steps=replace(call.steps, check=_without_position_check, angles=angles, run=base.run))
+    )
