@@ -1,0 +1,73 @@
+"""The documentation: examples run, links lead somewhere, every option and every property is listed."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from properties import plugin
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _ids(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def test_the_readme_example_runs():
+    example = next(b for b in _python_blocks(ROOT / "README.md") if "ragged_positions" in b)
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    before = names["qkv"].clone()
+    assert before.isfinite().all()
+    assert names["positions"].tolist() == [0, 1, 2, 3, 4, 40, 41, 42, 1000]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids(PAGES))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_option_is_listed():
+    class Group:
+        options: list[str] = []  # noqa: RUF012
+
+        def addoption(self, *names: str, **_: object) -> None:
+            self.options.extend(names)
+
+    class Parser:
+        def getgroup(self, *_: object) -> Group:
+            return Group()
+
+    plugin.pytest_addoption(Parser())
+    page = (ROOT / "docs" / "options.md").read_text()
+    assert Group.options
+    for option in Group.options:
+        assert f"`{option}" in page, f"docs/options.md does not list {option}"
+    for profile, examples in plugin._PROFILES.items():
+        assert f"| `{profile}` | {examples} |" in page
+
+
+def test_every_property_is_listed():
+    page = (ROOT / "docs" / "properties.md").read_text()
+    for path in sorted((ROOT / "properties").glob("test_*.py")):
+        for name in _properties(path):
+            assert f"`{name}`" in page, f"docs/properties.md does not list {name} of {path.name}"
+
+
+def _properties(path: Path) -> list[str]:
+    """Names of the functions that rope_property decorates."""
+    return [
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        and any("rope_property" in ast.dump(d) for d in node.decorator_list)
+    ]
+
+
+def _python_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
