@@ -9,7 +9,7 @@ from rope import rope_table
 
 @dataclass(frozen=True)
 class Shape:
-    """One model's rotation. `rotate_last` rotates the last rot_dim dims; packed puts q, k, v in one buffer."""
+    """One model's rotation. rotate_last rotates the last rot_dim dims; packed puts q, k, v in one buffer."""
 
     name: str
     layout: str

@@ -1,6 +1,6 @@
 """Measure every tile at every shape on this GPU: where the rule in rope/launch.py comes from.
 
-    python -m benchmarks.tiles [--tokens 1 32 256 1024 16384] [--json PATH]
+python -m benchmarks.tiles [--tokens 1 32 256 1024 16384] [--json PATH]
 """
 
 import argparse

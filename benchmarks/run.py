@@ -1,0 +1,151 @@
+"""Every implementation side by side, in one process on one GPU.
+
+    python -m benchmarks.run [--json PATH] [--tokens N ...] [--shapes NAME ...]
+
+Prints a table per shape: microseconds per call inside a CUDA graph, over buffers that no cache holds, and as a
+share of the limit (compulsory bytes at the rate of the faster of a device copy and an in-place pass over as many
+bytes). Then host time per eager call, and forward + backward. `python -m benchmarks.plot PATH` draws the JSON.
+"""
+
+import argparse
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterable
+
+import torch
+import triton
+
+from benchmarks.peers import OPERATORS_NOT_RUN, PEERS, Peer
+from benchmarks.shapes import SHAPES, Inputs, Shape, make_inputs
+from benchmarks.timing import bytes_per_us, graph_us, host_us, sets_for
+
+TOKENS = [1, 8, 32, 128, 256, 1024, 4096, 16384, 65536]
+HOST_TOKENS = [1, 256]
+BACKWARD_SHAPES = ("Llama-3-8B", "Llama-3-8B gptj", "Gemma-2-9B", "rot 64 of 128")
+BACKWARD_TOKENS = [1024, 16384]
+
+Row = dict[str, object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", metavar="PATH", help="write every number to this file")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", default=[s.name for s in SHAPES])
+    arguments = parser.parse_args()
+    peers = [p for p in PEERS if p.missing() is None]
+    shapes = [s for s in SHAPES if s.name in arguments.shapes]
+    result = {
+        "machine": _machine(),
+        "not_run": {p.name: p.missing() for p in PEERS if p.missing()} | _operators(),
+        "one_element_us": graph_us([torch.zeros(1, device="cuda").neg_] * 100),
+        "graph": list(_printed(_graph_rows(shapes, arguments.tokens, peers))),
+        "host": list(_printed(_host_rows(shapes[:1], peers))),
+        "backward": list(_printed(_backward_rows(shapes, peers))),
+    }
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(result, file, indent=1)
+    for name, reason in result["not_run"].items():  # type: ignore[attr-defined]
+        print(f"not run: {name}: {reason}")
+
+
+def _printed(rows: Iterable[Row]) -> Iterable[Row]:
+    for row in rows:
+        times = row["us"]
+        limit = row.get("limit_us")
+        shares = "  ".join(
+            f"{name} {us:.2f}" + (f" ({limit / us:.3f})" if limit else "")  # type: ignore[operator]
+            for name, us in times.items()  # type: ignore[attr-defined]
+        )
+        print(
+            f"{row['shape']} T={row['tokens']}" + (f" limit {limit:.2f}us" if limit else "") + f": {shares}"
+        )
+        yield row
+
+
+def _graph_rows(shapes: list[Shape], tokens: list[int], peers: list[Peer]) -> Iterable[Row]:
+    for shape in shapes:
+        for count in tokens:
+            moved = shape.moved_bytes(count)
+            inputs = make_inputs(shape, count, sets_for(moved))
+            times = {}
+            for peer in peers:
+                if peer.supports(shape):
+                    check(peer, shape, make_inputs(shape, count, 1)[0])
+                    times[peer.name] = graph_us([peer.prepare(shape, i) for i in inputs])
+            yield {
+                "shape": shape.name,
+                "tokens": count,
+                "moved_bytes": moved,
+                "limit_us": moved / bytes_per_us(moved),
+                "us": times,
+            }
+
+
+def _host_rows(shapes: list[Shape], peers: list[Peer]) -> Iterable[Row]:
+    for shape in shapes:
+        for count in HOST_TOKENS:
+            inputs = make_inputs(shape, count, 1)[0]
+            times = {p.name: host_us(p.prepare(shape, inputs)) for p in peers if p.supports(shape)}
+            yield {"shape": shape.name, "tokens": count, "us": times}
+
+
+def _backward_rows(shapes: list[Shape], peers: list[Peer]) -> Iterable[Row]:
+    for shape in shapes:
+        for count in BACKWARD_TOKENS if shape.name in BACKWARD_SHAPES else []:
+            inputs = make_inputs(shape, count, 2)
+            times = {}
+            for peer in peers:
+                if peer.backward and peer.supports(shape) and "in place" not in peer.name:
+                    times[peer.name] = graph_us([forward_backward(peer, shape, i) for i in inputs])
+            yield {"shape": shape.name, "tokens": count, "us": times}
+
+
+def forward_backward(peer: Peer, shape: Shape, inputs: Inputs) -> Callable[[], object]:
+    """One forward and one backward pass through fresh leaves."""
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k)]
+    cotangents = [torch.randn_like(x) for x in leaves]
+    call = peer.prepare(shape, Inputs(*leaves, inputs.cos, inputs.sin, inputs.positions))
+    return lambda: torch.autograd.grad(call(), leaves, cotangents)
+
+
+def check(peer: Peer, shape: Shape, inputs: Inputs) -> None:
+    """Four roundings in the activation's dtype at most (16-bit tables, three operations), or no number."""
+    copies = [x.clone() for x in (inputs.q, inputs.k)]
+    outputs = peer.prepare(shape, inputs)()
+    roundoff = torch.finfo(shape.dtype).eps / 2
+    for x, out in zip(copies, outputs, strict=True):
+        exact, products = _exact(shape, x, inputs)
+        if not ((out.double() - exact).abs() <= 4 * roundoff * products + 1e-30).all():
+            raise RuntimeError(f"{peer.name} is wrong on {shape.name}")
+
+
+def _exact(shape: Shape, x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The float64 rotation, and the sum of the absolute products that errors are measured against."""
+    start, half = shape.rot_offset, shape.rot_dim // 2
+    if shape.layout == "neox":
+        first, second = slice(start, start + half), slice(start + half, start + 2 * half)
+    else:
+        first, second = slice(start, start + 2 * half, 2), slice(start + 1, start + 2 * half, 2)
+    cos, sin = (t[inputs.positions].double().unsqueeze(1) for t in (inputs.cos, inputs.sin))
+    exact, products = x.double().clone(), x.double().abs()
+    lo, hi = exact[..., first].clone(), exact[..., second].clone()
+    exact[..., first], exact[..., second] = lo * cos - hi * sin, hi * cos + lo * sin
+    products[..., first] = (lo * cos).abs() + (hi * sin).abs()
+    products[..., second] = (hi * cos).abs() + (lo * sin).abs()
+    return exact, products
+
+
+def _machine() -> dict[str, str]:
+    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+
+
+def _operators() -> dict[str, str]:
+    installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
+    state = {True: "is installed but has no benchmark here", False: "is not installed"}
+    return {name: f"{package} {state[package in installed]}" for package, name in OPERATORS_NOT_RUN.items()}
+
+
+if __name__ == "__main__":
+    main()
