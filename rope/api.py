@@ -112,7 +112,7 @@ def rotate_unrecorded(
 
 
 # What torch.Tensor itself or a module holds; any other subclass sees the call as an operator.
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def _is_plain(
@@ -128,10 +128,10 @@ def _is_plain(
         and not _is_transformed()
         and not (_dispatch_modes() and operators.is_traced())
         and type(q) in _PLAIN_TYPES
-        and type(k) in _PLAIN_TYPES
+        and (k is None or type(k) in _PLAIN_TYPES)
         and type(cos) in _PLAIN_TYPES
         and type(sin) in _PLAIN_TYPES
-        and type(positions) in _PLAIN_TYPES
+        and (positions is None or type(positions) in _PLAIN_TYPES)
     )
 
 

@@ -106,7 +106,7 @@ def _rotate_recorded(
     *options: Any,
 ) -> list[torch.Tensor]:
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
-        return _listed(autograd.rotate(q, k, cos, sin, positions, False, *options))
+        return _listed(autograd.rotate(q, k, cos, sin, positions, False, Options(*options)))
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.rope.rotate(q, k, cos, sin, positions, *options)
 
