@@ -47,7 +47,8 @@ class Peer:
         return None
 
 
-def _ours(shape: Shape, i: Inputs, *, inplace: bool) -> Callable[[], Rotated]:
+def rotate_with_ours(shape: Shape, i: Inputs, *, inplace: bool) -> Callable[[], Rotated]:
+    """A call of apply_rope."""
     options = {"layout": shape.layout, "rot_offset": shape.rot_offset, "inplace": inplace}
     return lambda: apply_rope(i.q, i.k, i.cos, i.sin, i.positions, **options)  # type: ignore[arg-type, return-value]
 
@@ -114,8 +115,8 @@ def _full_neox(shape: Shape) -> bool:
 
 
 PEERS = [
-    Peer("ours, in place", None, functools.partial(_ours, inplace=True), lambda s: True),
-    Peer("ours, out of place", None, functools.partial(_ours, inplace=False), lambda s: True),
+    Peer("ours, in place", None, functools.partial(rotate_with_ours, inplace=True), lambda s: True),
+    Peer("ours, out of place", None, functools.partial(rotate_with_ours, inplace=False), lambda s: True),
     Peer("Liger", "liger-kernel", _liger, lambda s: _full_neox(s) and not s.packed),
     Peer("torch.compile of HF", "transformers", functools.partial(_hugging_face, compiled=True), _full_neox),
     Peer("Hugging Face eager", "transformers", functools.partial(_hugging_face, compiled=False), _full_neox),

@@ -2,15 +2,17 @@
 
     python -m benchmarks.run [--json PATH] [--tokens N ...] [--shapes NAME ...]
 
-Prints a table per shape: microseconds per call inside a CUDA graph, over buffers that no cache holds, and as a
-share of the limit (compulsory bytes at the rate of the faster of a device copy and an in-place pass over as many
-bytes). Then host time per eager call, and forward + backward. `python -m benchmarks.plot PATH` draws the JSON.
+Prints a line per shape and number of tokens: microseconds per call inside a CUDA graph, over buffers that no
+cache holds, and as a share of the limit (compulsory bytes at the rate of the faster of a device copy and an
+in-place pass over as many bytes). Then host time per eager call, and forward + backward.
+`python -m benchmarks.plot PATH` draws the JSON.
 """
 
 import argparse
 import importlib.metadata
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 import triton
@@ -55,7 +57,7 @@ def _printed(rows: Iterable[Row]) -> Iterable[Row]:
         times = row["us"]
         limit = row.get("limit_us")
         shares = "  ".join(
-            f"{name} {us:.2f}" + (f" ({limit / us:.3f})" if limit else "")  # type: ignore[operator]
+            f"{name} {us:.2f}" + (f" ({limit / us:.3f})" if limit else "")
             for name, us in times.items()  # type: ignore[attr-defined]
         )
         print(
@@ -104,9 +106,9 @@ def _backward_rows(shapes: list[Shape], peers: list[Peer]) -> Iterable[Row]:
 
 def forward_backward(peer: Peer, shape: Shape, inputs: Inputs) -> Callable[[], object]:
     """One forward and one backward pass through fresh leaves."""
-    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k)]
+    leaves = q, k = inputs.q.detach().requires_grad_(), inputs.k.detach().requires_grad_()
     cotangents = [torch.randn_like(x) for x in leaves]
-    call = peer.prepare(shape, Inputs(*leaves, inputs.cos, inputs.sin, inputs.positions))
+    call = peer.prepare(shape, replace(inputs, q=q, k=k))
     return lambda: torch.autograd.grad(call(), leaves, cotangents)
 
 

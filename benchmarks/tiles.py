@@ -6,10 +6,11 @@ python -m benchmarks.tiles [--tokens 1 32 256 1024 16384] [--json PATH]
 import argparse
 import itertools
 import json
+from typing import Any
 
+from benchmarks.peers import rotate_with_ours
 from benchmarks.shapes import SHAPES, Shape, make_inputs
 from benchmarks.timing import bytes_per_us, graph_us, sets_for
-from rope import apply_rope
 from rope.checks import check_call
 from rope.launch import Tile, choose_tile, forced_tile
 
@@ -39,21 +40,7 @@ def measure(shape: Shape, tokens: int) -> dict[str, object]:
     times = {}
     for tile in candidates(shape):
         with forced_tile(tile):
-            times[str(tuple(tile))] = graph_us(
-                [
-                    lambda i=i: apply_rope(
-                        i.q,
-                        i.k,
-                        i.cos,
-                        i.sin,
-                        i.positions,
-                        layout=shape.layout,
-                        rot_offset=shape.rot_offset,
-                        inplace=True,
-                    )
-                    for i in inputs
-                ]
-            )
+            times[str(tuple(tile))] = graph_us([rotate_with_ours(shape, i, inplace=True) for i in inputs])
     return {
         "shape": shape.name,
         "tokens": tokens,
@@ -74,7 +61,7 @@ def candidates(shape: Shape) -> list[Tile]:
     ]
 
 
-def summary(row: dict) -> str:  # type: ignore[type-arg]
+def summary(row: dict[str, Any]) -> str:
     """One line: the limit, the chosen tile and the five best."""
     limit, times = row["limit"], row["times"]
     chosen = times.get(row["chosen"], float("nan"))

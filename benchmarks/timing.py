@@ -1,5 +1,6 @@
 """Time on one GPU: kernels through CUDA graphs over fresh buffers, host time per eager call, the limit."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +62,6 @@ def bytes_per_us(nbytes: int) -> float:
     sets = sets_for(nbytes)
     sources = [torch.randn(n, device="cuda").bfloat16() for _ in range(sets)]
     targets = [torch.empty_like(x) for x in sources]
-    copy = graph_us([lambda x=x, y=y: y.copy_(x) for x, y in zip(sources, targets, strict=True)])
-    inplace = graph_us([lambda x=x: x.neg_() for x in sources])
+    copy = graph_us([functools.partial(y.copy_, x) for x, y in zip(sources, targets, strict=True)])
+    inplace = graph_us([x.neg_ for x in sources])
     return 4 * n / min(copy, inplace)
