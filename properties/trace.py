@@ -89,8 +89,8 @@ def _recording(trace: Trace, touch: Callable[..., Any], kind: str, mask_at: int 
 
     def record(*operands: Any, **options: Any) -> Any:
         pointers = operands[pointers_at]
-        # A mask is bools or, after some operations, 0 and 1; of a block pointer it is a plain array, whose
-        # .data is a buffer.
+        # A mask is bools or, after some operations, 0 and 1; of a tensor descriptor it is a plain array,
+        # whose .data is a buffer.
         kept = ... if mask_at is None else np.asarray(operands[mask_at].data, dtype=bool)
         addresses = pointers.data[kept].ravel()
         size = pointers.get_element_ty().primitive_bitwidth // 8

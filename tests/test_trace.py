@@ -22,6 +22,7 @@ from strategies import Domain, RopeCase, Strides
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 # 2 tokens at the end of the table, 2 heads, 3 pairs: a block of 4 lanes has one too many.
 CASE = RopeCase(requests=((5, 2),), q_heads=2, k_heads=2, rot_half=3, fill="ramp")
 IN_PLACE = dataclasses.replace(CASE, inplace=True)
@@ -58,7 +59,7 @@ def rotate(
     lo = tl.load(x + pair, mask=mask)
     hi = tl.load(x + half + pair, mask=mask | (fault == "unmasked row"))
     if fault == "reads the next token":
-        tl.load(x + x_strides[0] + pair, mask=mask & (token + 1 < tokens))
+        tl.load(x + x_strides[0] + pair, mask=mask & (token + 1 + 0 * pair < tokens))
     if fault == "reads the heads behind its own":
         tl.load(x + heads * x_strides[1] + pair, mask=mask)
     new_lo = lo * cos - hi * sin
@@ -321,8 +322,7 @@ def test_wide_accesses_and_atomics() -> None:
 @triton.jit
 def every_way(x_ptr, out_ptr, width: tl.constexpr):
     whole = tl.load(x_ptr + tl.arange(0, width))
-    three = tl.make_block_ptr(x_ptr, (3,), (1,), (0,), (width,), (0,))
-    some = tl.load(three, boundary_check=(0,), padding_option="zero")
+    some = tl.make_tensor_descriptor(x_ptr, shape=[3], strides=[1], block_shape=[width]).load([0])
     tl.store(out_ptr + tl.arange(0, width), whole + some)
     scalar = tl.load(x_ptr)
     tl.store(out_ptr, scalar)
@@ -330,7 +330,6 @@ def every_way(x_ptr, out_ptr, width: tl.constexpr):
     tl.atomic_max(out_ptr + tl.arange(0, width), whole, mask=tl.arange(0, width) < 2)
 
 
-@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 def test_every_way_to_touch_memory_is_recorded() -> None:
     x, out = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     with recorded() as trace:
@@ -348,6 +347,22 @@ def test_every_way_to_touch_memory_is_recorded() -> None:
     assert trace.accesses[1].addresses.tolist() == [x.data_ptr() + 4 * i for i in range(3)]
     every_way[(1,)](x, out, width=4)
     assert len(trace.accesses) == 7
+
+
+@triton.jit
+def mask_of_numbers(x_ptr, count, width: tl.constexpr):
+    lane = tl.arange(0, width)
+    tl.load(x_ptr + lane, mask=(lane > 1) & (tl.program_id(0) < count))
+
+
+@pytest.mark.skipif(TRITON >= (3, 9), reason="this Triton's interpreter refuses such masks")
+def test_a_mask_that_the_interpreter_holds_as_numbers_is_a_mask() -> None:
+    x = torch.arange(4)
+    with recorded() as trace:
+        mask_of_numbers[(2,)](x, 1, width=4)
+    first, second = (a.addresses.tolist() for a in trace.accesses)
+    assert first == [x.data_ptr() + 8 * i for i in (2, 3)]
+    assert second == []
 
 
 def test_no_trace_without_an_interpreted_kernel() -> None:
