@@ -52,6 +52,7 @@ class Trace:
 
     Attributes:
         launches: how many kernels were launched.
+        phases: how many launches and barriers there were.
         accesses: in the order in which the interpreter made them.
         arguments: tensors that were handed to a kernel. Holding them keeps their memory from being given
             to another tensor while the trace lives, so an address names one tensor only.
