@@ -1,6 +1,7 @@
 """Run an implementation on a case, and the checks that properties are made of."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,9 +57,9 @@ class Run:
         return judge(self.outputs[name], self.exact(name), self.case.dtype, compute)
 
 
-def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[object, list[Guarded], Trace]:
-    """Call the implementation on an arena, watching what it allocates and touches; Crash when it raises."""
-    options = {
+def call_options(case: RopeCase) -> dict[str, Any]:
+    """The keyword arguments of the call that a case describes."""
+    options: dict[str, Any] = {
         "layout": case.layout,
         "rot_dim": 2 * case.rot_half,
         "rot_offset": case.rot_offset,
@@ -68,8 +69,14 @@ def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[
     }
     if case.tile is not None:
         options["tile"] = case.tile
+    return options
+
+
+def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[object, list[Guarded], Trace]:
+    """Call the implementation on an arena, watching what it allocates and touches; Crash when it raises."""
+    options = call_options(case)
     try:
-        with recorded() as trace, WatchedAllocations() as watched:
+        with recorded() as trace, WatchedAllocations(enabled=implementation.watched) as watched:
             returned = implementation.call(arena.q, arena.k, arena.cos, arena.sin, arena.positions, **options)
         if arena.device.type == "cuda":
             torch.cuda.synchronize(arena.device)
@@ -85,7 +92,11 @@ def execute(implementation: Implementation, case: RopeCase, **values: torch.Tens
         Crash: the call raised.
         WrongMetadata: it returned the wrong thing.
     """
-    arena = Arena(case, implementation.device, **values)
+    return execute_on(implementation, case, Arena(case, implementation.device, **values))
+
+
+def execute_on(implementation: Implementation, case: RopeCase, arena: Arena) -> Run:
+    """As execute, on tensors that are there already."""
     returned, allocations, trace = call(implementation, case, arena)
     names = ("q",) if case.k_heads is None else ("q", "k")
     tensors = (returned,) if isinstance(returned, torch.Tensor) else returned

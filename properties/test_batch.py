@@ -162,8 +162,8 @@ def _require_equal(name: str, actual: torch.Tensor, expected: torch.Tensor, how:
         where = tuple(int(i) for i in wrong.nonzero()[0])
         raise NotDeterministic(
             f"{name}_out {how} has {float(actual[where])!r} at {where}, in the batch "
-            f"{float(expected[where])!r}; {int(wrong.sum())} of {wrong.numel()} elements differ, expected the "
-            "same bits",
+            f"{float(expected[where])!r}; {int(wrong.sum())} of {wrong.numel()} elements differ, "
+            "expected the same bits",
             tensor=name,
             where=where,
             wrong=wrong.numpy(),

@@ -122,7 +122,7 @@ def test_is_additive(implementation: Implementation, case: RopeCase) -> None:
 
 @rope_property()
 def test_layouts_are_permutations_of_each_other(implementation: Implementation, case: RopeCase) -> None:
-    """gptj(x) = neox(x with its dims permuted), permuted back, exactly. For layouts that round differently."""
+    """gptj(x) is neox of x with its dims permuted, exactly. For layouts that round differently."""
     if len(implementation.domain.layouts) < 2:
         pytest.skip(f"no partner: {implementation.name} has one layout")
     case = settled(case)
@@ -200,7 +200,7 @@ def _products_are_normal(run: Run, name: str) -> np.ndarray:
 
 
 def _scores(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q.k of every head and two tokens of a row, its error against exact rotations, and where it is judged."""
+    """q.k of every head and two tokens of a row, its error against exact rotations, where it is judged."""
     group = run.case.q_heads // (run.case.k_heads or 1)
     q, k = output(run, "q"), np.repeat(output(run, "k"), group, axis=2)
     of_q, of_k = Sizes(run, "q"), Sizes(run, "k")

@@ -95,7 +95,7 @@ class RopeCase(_ShortRepr):
         table_slack: rows past the last position used; 0 makes the last row used the table's last row.
         table_pad: elements between table rows.
         attention_factor: factor on cos and sin.
-        fill, seed: values of q, k and v.
+        fill, seed: values of q, k and v; properties that pick a token or a head pick by the seed.
         pokes: (tensor, flat index modulo its size, value as float() or int() reads it) set after the fill.
         tile: (tokens, heads) of a program, for implementations whose domain lists tiles.
     """

@@ -19,10 +19,14 @@ _flags = st.booleans()
 _ROT_HALVES = st.integers(1, 9) | st.sampled_from(
     [12, 15, 16, 17, 20, 24, 31, 32, 33, 40, 48, 63, 64, 65, 96, 128]
 )
+# The head sizes of published models, whose fast paths nothing else reaches.
+_FULL_ROT_HALVES = _ROT_HALVES | st.sampled_from([32, 64, 128, 40, 48, 96])
 _TAILS = st.integers(1, 9) | st.sampled_from([16, 31, 32, 33, 64, 96])
 _HEADS = st.integers(1, 5) | st.sampled_from([7, 8, 9, 16, 17, 32, 33])
 _STARTS = st.just(0) | st.integers(1, 40) | st.sampled_from([127, 128, 1023, 2047, 4095])
+_LENGTH_KINDS = st.sampled_from(("one", "any", "same"))
 _PADS = st.integers(1, 9) | st.sampled_from([16, 32])
+_SEEDS = st.integers(0, 1 << 12)
 _GROUPS = (1, 2, 3, 4, 7, 8)
 _STRIDE_VALUES = {
     "dim_step": st.integers(2, 3),
@@ -88,7 +92,7 @@ def _position_fields(draw: st.DrawFn, domain: Domain, rank: int) -> dict[str, An
 def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
     kind = _pick(draw, domain.tails)
     if domain.head_dims is None:
-        rot_half = draw(_ROT_HALVES)
+        rot_half = draw(_FULL_ROT_HALVES if kind == "none" else _ROT_HALVES)
         tail = 0 if kind == "none" else draw(_TAILS)
     else:
         head_dim = _pick(draw, domain.head_dims)
@@ -128,13 +132,21 @@ def _requests(draw: st.DrawFn, domain: Domain, values: dict[str, Any]) -> tuple[
         requests = [(start(), draw(_lengths(shortest, min(24, max_tokens))))]
         for _ in range(0 if counted else draw(_integers(0, 4))):
             left = max_tokens - sum(length for _, length in requests)
-            requests.append((start(), draw(_lengths(0, min(8, left)))))
+            requests.append((start(), _length_of_another(draw, requests[0][1], left)))
         return tuple(requests)
     batch = draw(_integers(1, min(4, max_tokens)))
     length = draw(_lengths(shortest, min(12, max(1, max_tokens // batch))))
     if values["positions"] in ("shared", "expanded"):
         return ((start(), length),) * batch
     return tuple((start(), length) for _ in range(batch))
+
+
+def _length_of_another(draw: st.DrawFn, first: int, left: int) -> int:
+    """The length of a further request: any, one token as in decoding, or that of the first."""
+    kind = draw(_LENGTH_KINDS)
+    if kind == "any":
+        return draw(_lengths(0, min(8, left)))
+    return min(1 if kind == "one" else first, left)
 
 
 @functools.cache
@@ -180,9 +192,8 @@ def _table_fields(draw: st.DrawFn, domain: Domain, table: str) -> dict[str, Any]
 
 def _value_fields(draw: st.DrawFn) -> dict[str, Any]:
     fill = _pick(draw, FILLS)
-    values: dict[str, Any] = {"fill": fill}
-    if fill not in ("zeros", "ones", "ramp"):
-        values["seed"] = draw(_integers(0, 1 << 12))
+    # Properties that choose a token or a head choose by the seed, so every fill has one.
+    values: dict[str, Any] = {"fill": fill, "seed": draw(_SEEDS)}
     numbers = _NUMBERS + _SPECIAL_NUMBERS if fill == "specials" else _NUMBERS
     values["pokes"] = tuple(
         (_pick(draw, ("q", "k")), draw(_integers(0, 255)), _pick(draw, numbers))

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rope.checks import check_call, check_in_place, check_position_range
+from rope import api
+from rope.checks import check_call, check_in_place
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 # Indices are NumPy arrays: they need no watching, and PyTorch's calls are watched one by one.
@@ -122,7 +123,8 @@ def check(call: Call) -> None:
     options = (call.layout, call.rot_dim, call.rot_offset, call.head_axis)
     geometry = check_call(call.q, call.k, call.cos, call.sin, call.positions, *options)
     if call.positions is not None:
-        check_position_range(call.positions, call.cos.shape[0])
+        # Looked up where apply_rope does, so that what lies below the check can be reached for both.
+        api.check_position_range(call.positions, call.cos.shape[0])
     if call.inplace:
         check_in_place(call.q, call.k, geometry)
 

@@ -198,3 +198,41 @@ def frequencies_never_loaded(call: Call, rows: torch.Tensor) -> Pair:
     angle = torch.arange(len(call.cos))[:, None] * frequency
     cos, sin = angle.cos().to(call.cos.dtype), angle.sin().to(call.cos.dtype)
     return base.angles(replace(call, cos=cos, sin=sin), rows)
+
+
+# --- Refusals
+
+
+@mutant("ALIAS", "unsloth#5001", "check")
+def overlap_not_checked(call: Call) -> None:
+    """In place on memory that overlaps itself is accepted. Trigger: an expanded axis, or q given twice."""
+    base.check(replace(call, inplace=False))
+
+
+@mutant("ALIAS", "sglang#19636", "run")
+def written_before_it_is_checked(call: Call) -> dict[str, torch.Tensor]:
+    """q has turned before k is looked at. Trigger: in place, something wrong with k or the positions."""
+    if call.inplace and isinstance(call.q, torch.Tensor) and call.q.numel():
+        memory(call.q)[call.q.storage_offset()] += 1
+        try:
+            base.check(call)
+        finally:
+            memory(call.q)[call.q.storage_offset()] -= 1 if _is_fine(call) else 0
+    return base.run(call)
+
+
+def _is_fine(call: Call) -> bool:
+    try:
+        base.check(call)
+    except ValueError:
+        return False
+    return True
+
+
+@mutant("PARTIAL", "pie#603", "run")
+def full_width_table_guessed_at(call: Call) -> dict[str, torch.Tensor]:
+    """A table as wide as rot_dim is cut in half without a word. Trigger: every angle given twice."""
+    if isinstance(call.cos, torch.Tensor) and call.cos.dim() and call.cos.shape[-1] == call.rot_dim:
+        half = call.cos.shape[-1] // 2
+        call = replace(call, cos=call.cos[..., :half], sin=call.sin[..., :half])
+    return base.run(call)

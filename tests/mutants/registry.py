@@ -55,7 +55,7 @@ def mutant(kind: str, report: str | None, replaces: str, **domain: Any) -> Calla
     """
 
     def register(function: F) -> F:
-        MUTANTS.append(Mutant(kind, report, replaces, function, Domain(**domain)))
+        MUTANTS.append(Mutant(kind, report, replaces, function, Domain(**({"refuses": True} | domain))))
         return function
 
     return register
@@ -63,4 +63,4 @@ def mutant(kind: str, report: str | None, replaces: str, **domain: Any) -> Calla
 
 def correct() -> Implementation:
     """The base without a fault."""
-    return Implementation("base", Base())
+    return Implementation("base", Base(), Domain(refuses=True))

@@ -185,3 +185,34 @@ def token_outside_the_table_left_as_it_is(call: Call) -> dict[str, torch.Tensor]
     return base.run(
         replace(call, steps=replace(call.steps, check=_without_position_check, angles=angles, run=base.run))
     )
+
+
+@mutant("RANGE", "onnxruntime#27597", "angles")
+def row_behind_the_table_read(call: Call, rows: torch.Tensor) -> Pair:
+    """The mask of the table is one row too long, which the check of arguments hides.
+
+    Trigger: the position right behind the table, where nothing checks it first.
+    """
+    if call.cos.dim() == 3:
+        return base.angles(call, rows)
+    longer = replace(call, cos=_with_rows(call.cos, 1), sin=_with_rows(call.sin, 1))
+    return base.angles(longer, rows)
+
+
+@mutant("RANGE", "pegainfer#220", "angles")
+def row_before_the_table_read(call: Call, rows: torch.Tensor) -> Pair:
+    """Only the end of the table is masked. Trigger: position -1, where nothing checks it first."""
+    if call.cos.dim() == 3:
+        return base.angles(call, rows)
+    first = rows == -1
+    before = [
+        t.as_strided(t.shape, t.stride(), t.storage_offset() - t.stride(0)) for t in (call.cos, call.sin)
+    ]
+    read = base.angles(replace(call, cos=before[0], sin=before[1]), torch.where(first, 0, -1))
+    right = base.angles(call, rows)
+    cos, sin = (torch.where(first[..., None, None], r, a) for r, a in zip(read, right, strict=True))
+    return cos, sin
+
+
+def _with_rows(table: torch.Tensor, more: int) -> torch.Tensor:
+    return table.as_strided((len(table) + more, table.shape[1]), table.stride(), table.storage_offset())

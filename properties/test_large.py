@@ -1,0 +1,148 @@
+"""Sizes that need more than 32 bits, or more than a grid axis has programs."""
+
+import functools
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from properties.failures import Crash, NotDeterministic
+from properties.implementations import Implementation
+from properties.judge import check_tail, check_values, check_written, execute
+from properties.laws import settled
+from properties.property import Property, rope_property
+from properties.refusal import arguments
+from strategies import Arena, RopeCase
+
+_REACH = 1 << 31
+_MAP_NORESERVE = 0x4000  # of Linux; older Pythons have no name for it
+
+
+@rope_property(
+    dtypes=("bfloat16", "float16"), q_strides=("token_pad", "head_pad"), k_strides=("token_pad", "head_pad")
+)
+def test_rows_beyond_2_31_elements(implementation: Implementation, case: RopeCase) -> None:
+    """A tensor whose second row lies 2**31 elements behind its first comes out like a dense one.
+
+    For offsets in 32 bits. The first element lies in the middle of the memory, so that an offset that
+    wraps around meets other memory and gives other values, where it would end the process.
+    """
+    case = _two_of_each(settled(case))
+    name = "q" if case.k_heads is None or case.seed % 2 else "k"
+    axis = ("b", "n", "h")[(case.seed // 2) % 3]
+    if implementation.domain.why_outside(case):
+        return
+    expected = execute(implementation, case).outputs
+    arena = Arena(case, implementation.device)
+    dense = getattr(arena, name)
+    spread = _spread_out(arena.bnhd(dense), "bnhd".index(axis))
+    if spread is None:
+        pytest.skip("too little memory on the GPU")
+    given = _as_given(case, spread)
+    setattr(arena, name, given)
+    a = arguments(case, arena)
+    try:
+        returned = implementation.call(a.q, a.k, a.cos, a.sin, a.positions, **a.options)
+    except Exception as error:
+        raise Crash(f"raised {type(error).__name__}: {error}") from error
+    outputs = returned if isinstance(returned, tuple | list) else (returned,)
+    for n, out in zip(expected, outputs, strict=True):
+        got = arena.bnhd(out.detach()).cpu()
+        wrong = ~((got == expected[n]) | (got.isnan() & expected[n].isnan()))
+        if wrong.any():
+            where = tuple(int(i) for i in wrong.nonzero()[0])
+            raise NotDeterministic(
+                f"{n}_out at {where} is {float(got[where])!r} when axis {axis!r} of {name} has a stride of "
+                f"2**31 elements or more, {float(expected[n][where])!r} when {name} is dense",
+                tensor=n,
+                where=where,
+                wrong=wrong.numpy(),
+            )
+
+
+@dataclass(frozen=True)
+class FixedCases(Property):
+    """A property of a few cases of its own, too large to draw many."""
+
+    cases: tuple[tuple[str, RopeCase], ...] = ()
+
+    def tests(self, implementation: Implementation) -> Iterator[tuple[str, Callable[[], None]]]:
+        """One test per case that the implementation's domain holds."""
+        for what, case in self.cases:
+            if implementation.domain.why_outside(case) is None:
+                yield f"{implementation.name}-{what}", self.replay(implementation, case)
+
+
+_COUNT = 65537
+
+
+def _check_many(implementation: Implementation, case: RopeCase) -> None:
+    """More than 65535 tokens, heads and requests all rotate. For the limits of grid axes."""
+    if implementation.device == "cpu" and implementation.domain.tiles != (None,):
+        if case.rank == 4:
+            pytest.skip("a program per batch row is too much for the interpreter")
+        # One program, because the interpreter runs them one after the other.
+        tokens, heads = (1 << (n - 1).bit_length() for n in (case.tokens, case.q_heads))
+        case = replace(case, tile=(tokens, heads))
+    run = execute(implementation, case)
+    check_written(run)
+    check_values(run)
+    check_tail(run)
+
+
+_MANY = RopeCase(fill="ramp", table_fill="ramp", k_heads=1)
+test_more_than_65535 = FixedCases(
+    "test_more_than_65535",
+    _check_many,
+    cases=(
+        ("tokens", replace(_MANY, requests=((0, _COUNT),))),
+        ("heads", replace(_MANY, requests=((3, 1),), q_heads=_COUNT)),
+        ("requests", replace(_MANY, requests=tuple((i % 7, 1) for i in range(_COUNT)))),
+        ("batch rows", replace(_MANY, rank=4, requests=((3, 1),) * _COUNT)),
+    ),
+)
+
+
+def _two_of_each(case: RopeCase) -> RopeCase:
+    """The case with two rows along every axis at most, so that one stride decides how far they reach."""
+    heads = {"q_heads": min(case.q_heads, 2)}
+    if case.k_heads is not None:
+        heads["k_heads"] = min(case.k_heads, heads["q_heads"])
+    left, requests = 2, []
+    for start, length in case.requests[:2]:
+        requests.append((start, min(length, left)))
+        left -= 0 if case.rank == 4 else requests[-1][1]
+    return replace(case, requests=tuple(requests), tile=None, packed=False, **heads)
+
+
+def _spread_out(x: torch.Tensor, axis: int) -> torch.Tensor | None:
+    """A copy of x in which this axis has a stride past 2**31 elements, in memory that is lazily mapped."""
+    dense = x.contiguous()
+    stride = list(dense.stride())
+    stride[axis] = _REACH + 8 * max(dense.numel(), 1)
+    room = 2 * _REACH + 16 * max(dense.numel(), 1)
+    if x.is_cuda:
+        if torch.cuda.mem_get_info(x.device)[0] < 2 * room * x.element_size():
+            return None
+        flat = torch.zeros(room, dtype=x.dtype, device=x.device)
+    else:
+        flat = _lazy(x.element_size()).view(x.dtype)
+    view = flat.as_strided(dense.shape, stride, _REACH)
+    view.copy_(dense)
+    return view
+
+
+@functools.cache
+def _lazy(size: int) -> torch.Tensor:
+    """Bytes for more than 2**32 elements of this size, of which only the touched pages exist."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    memory = mmap.mmap(-1, 2 * size * _REACH + (1 << 26), flags=flags)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _as_given(case: RopeCase, bnhd: torch.Tensor) -> torch.Tensor:
+    """A tensor in canonical axis order, in the order that the implementation gets."""
+    x = bnhd.transpose(1, 2) if case.heads_first else bnhd
+    return x if case.rank == 4 else x[0]

@@ -1,0 +1,79 @@
+"""The range contract: a position outside the table never reads outside the table."""
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+from properties.failures import Crash, Mismatch
+from properties.implementations import Implementation
+from properties.judge import check_red_zones, check_tail, check_values, execute_on
+from properties.laws import settled
+from properties.property import rope_property
+from properties.refusal import arguments, check_refused
+from rope import PositionError, api
+from strategies import Arena, RopeCase
+
+
+@rope_property(positions=("given", "shared", "expanded"), tables=("indexed",))
+def test_a_position_outside_the_table_is_refused(implementation: Implementation, case: RopeCase) -> None:
+    """On the CPU it raises and changes nothing; on a GPU the token's rotated dims become NaN.
+
+    For positions that are clamped, wrapped or ignored.
+    """
+    if not implementation.domain.refuses:
+        pytest.skip(f"no claim: {implementation.name} does not promise to refuse wrong input")
+    rows, tokens = case.max_position, case.batch * case.tokens
+    if not tokens:
+        return
+    far = (1 << 31) - 1 if case.positions_dtype == "int32" else 1 << 40
+    outside = (-1, rows, rows + 1, -rows, -far, far)[case.seed % 6]
+    where = (case.seed // 6) % tokens
+    case = replace(settled(case), pokes=(("positions", where, str(outside)),))
+    arena = Arena(case, implementation.device)
+    if arena.device.type == "cpu":
+        check_refused(implementation, arena, arguments(case, arena), f"position {outside} of {rows} rows")
+        return
+    run = execute_on(implementation, case, arena)
+    check_values(run)
+    check_tail(run)
+    check_red_zones(run)
+
+
+@rope_property(positions=("given",), tables=("indexed",))
+def test_nothing_outside_the_table_is_used(implementation: Implementation, case: RopeCase) -> None:
+    """Below the check of arguments, a row before or behind the table is not used: the token becomes NaN.
+
+    The table is a slice of a longer one, so that a row read from outside looks like any other. For masks
+    that are one row off, which only the check of arguments hides.
+    """
+    if not implementation.domain.refuses:
+        pytest.skip(f"no claim: {implementation.name} does not promise what happens outside the table")
+    case = replace(settled(case), table_slack=case.table_slack + 2)
+    rows = case.max_position - 2
+    if not case.tokens or implementation.domain.why_outside(case):
+        return
+    positions = torch.tensor(case.positions_bn()).view(case.batch, case.tokens)
+    positions.view(-1)[case.seed % positions.numel()] = -1 if case.seed % 2 else rows
+    arena = Arena(case, implementation.device, positions=positions)
+    outside = ((positions < 0) | (positions >= rows))[..., None]
+    for name in ("cos", "sin"):
+        table = getattr(arena, name)[1 : 1 + rows]
+        setattr(arena, name, table)
+        inside = table.cpu()[positions.clamp(0, rows - 1)]
+        arena.inputs[name] = inside.masked_fill(outside, float("nan"))
+    with mock.patch.object(api, "check_position_range"):
+        try:
+            run = execute_on(implementation, case, arena)
+        except Crash as crash:
+            if isinstance(crash.__cause__, PositionError):
+                return  # a check that cannot be passed
+            raise
+    check_values(run)
+    for name, out in run.outputs.items():
+        rotated = torch.from_numpy(run.exact(name).rotated)
+        kept = outside[..., None] & rotated & ~out.isnan()
+        if kept.any():
+            raise Mismatch(f"{name}_out is not NaN at a position outside the table", tensor=name)
+    check_tail(run)
