@@ -15,18 +15,16 @@ import triton.language as tl
 # Positions of rope_kernel's run-time numbers. None is specialised, so tensors that differ only in stride
 # values share one compiled kernel; what the compiler must know of them (unit strides, alignment) arrives as
 # constexprs that the launcher computes.
-FIRST_SCALAR, LAST_SCALAR = 7, 37
+FIRST_SCALAR, LAST_SCALAR = 7, 39
 
 
 @triton.jit
-def _load_neox(
-    rows, dim_stride, row_mask, ROT_HALF: tl.constexpr, ROT_OFFSET: tl.constexpr, BLOCK_HALF: tl.constexpr
-):
+def _load_neox(rows, dim_stride, row_mask, ROT_HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
     # Layout neox: element i of the rotated dims pairs with element i + ROT_HALF.
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
     mask = row_mask & (pair < ROT_HALF)
-    lo = tl.load(rows + (ROT_OFFSET + pair) * dim_stride, mask=mask)
-    hi = tl.load(rows + (ROT_OFFSET + ROT_HALF + pair) * dim_stride, mask=mask)
+    lo = tl.load(rows + pair * dim_stride, mask=mask)
+    hi = tl.load(rows + (ROT_HALF + pair) * dim_stride, mask=mask)
     return lo, hi
 
 
@@ -38,14 +36,13 @@ def _store_neox(
     lo,
     hi,
     ROT_HALF: tl.constexpr,
-    ROT_OFFSET: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
     # Layout neox: element i of the rotated dims pairs with element i + ROT_HALF.
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
     mask = row_mask & (pair < ROT_HALF)
-    tl.store(rows + (ROT_OFFSET + pair) * dim_stride, lo, mask=mask)
-    tl.store(rows + (ROT_OFFSET + ROT_HALF + pair) * dim_stride, hi, mask=mask)
+    tl.store(rows + pair * dim_stride, lo, mask=mask)
+    tl.store(rows + (ROT_HALF + pair) * dim_stride, hi, mask=mask)
 
 
 @triton.jit
@@ -54,7 +51,6 @@ def _load_gptj(
     dim_stride,
     row_mask,
     ROT_HALF: tl.constexpr,
-    ROT_OFFSET: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -64,7 +60,7 @@ def _load_gptj(
     # useful part of each memory sector.
     dim = tl.arange(0, 2 * BLOCK_HALF)[None, None, :]
     mask = row_mask & (dim < 2 * ROT_HALF)
-    row = tl.load(rows + (ROT_OFFSET + dim) * dim_stride, mask=mask)
+    row = tl.load(rows + dim * dim_stride, mask=mask)
     return tl.split(tl.reshape(row, (BLOCK_T, BLOCK_H, BLOCK_HALF, 2)))
 
 
@@ -76,7 +72,6 @@ def _store_gptj(
     lo,
     hi,
     ROT_HALF: tl.constexpr,
-    ROT_OFFSET: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -85,7 +80,7 @@ def _store_gptj(
     dim = tl.arange(0, 2 * BLOCK_HALF)[None, None, :]
     mask = row_mask & (dim < 2 * ROT_HALF)
     row = tl.reshape(tl.join(lo, hi), (BLOCK_T, BLOCK_H, 2 * BLOCK_HALF))
-    tl.store(rows + (ROT_OFFSET + dim) * dim_stride, row, mask=mask)
+    tl.store(rows + dim * dim_stride, row, mask=mask)
 
 
 @triton.jit
@@ -128,19 +123,20 @@ def _copy_tail(
     x_dim_stride,
     out_dim_stride,
     row_mask,
-    TAIL: tl.constexpr,
-    BLOCK_TAIL: tl.constexpr,
+    rot_offset,
+    tail,
+    TAIL_SIDE: tl.constexpr,
     ROT_DIM: tl.constexpr,
-    ROT_OFFSET: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
 ):
     # Either layout: the dims before and after the rotated ones, bit for bit.
     dim = tl.arange(0, BLOCK_TAIL)[None, None, :]
-    mask = row_mask & (dim < TAIL)
+    mask = row_mask & (dim < tail)
     # A tail on one side only keeps dims contiguous, which the compiler must see to make wide accesses.
-    if ROT_OFFSET == 0:
+    if TAIL_SIDE == "after":
         dim += ROT_DIM
-    elif ROT_OFFSET < TAIL:
-        dim = tl.where(dim < ROT_OFFSET, dim, dim + ROT_DIM)
+    elif TAIL_SIDE == "both":
+        dim = tl.where(dim < rot_offset, dim, dim + ROT_DIM)
     value = tl.load(x_rows + dim * x_dim_stride, mask=mask)
     tl.store(out_rows + dim * out_dim_stride, value, mask=mask)
 
@@ -157,6 +153,8 @@ def _rotate_heads(
     live,
     head_block,
     heads,
+    rot_offset,
+    tail,
     GPTJ: tl.constexpr,
     INVERSE: tl.constexpr,
     UNIT_DIM: tl.constexpr,
@@ -164,8 +162,7 @@ def _rotate_heads(
     X_UNIT: tl.constexpr,
     TABLE_UNIT: tl.constexpr,
     ROT_HALF: tl.constexpr,
-    ROT_OFFSET: tl.constexpr,
-    TAIL: tl.constexpr,
+    TAIL_SIDE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -185,22 +182,34 @@ def _rotate_heads(
         x_dim = x_strides[3].to(tl.int64)
         out_dim = out_strides[3].to(tl.int64)
     cos, sin = _load_angles(table, b, live, arithmetic, INVERSE, UNIT_PAIR, TABLE_UNIT, ROT_HALF, BLOCK_HALF)
+    rot_offset = rot_offset * X_UNIT
+    x_rotated = x_rows + rot_offset * x_dim
+    out_rotated = out_rows + rot_offset * out_dim
     if GPTJ:
-        lo, hi = _load_gptj(x_rows, x_dim, mask, ROT_HALF, ROT_OFFSET, BLOCK_HALF, BLOCK_T, BLOCK_H)
+        lo, hi = _load_gptj(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
     else:
-        lo, hi = _load_neox(x_rows, x_dim, mask, ROT_HALF, ROT_OFFSET, BLOCK_HALF)
+        lo, hi = _load_neox(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF)
     lo = lo.to(arithmetic)
     hi = hi.to(arithmetic)
     new_lo = (lo * cos - hi * sin).to(dtype)
     new_hi = (hi * cos + lo * sin).to(dtype)
     if GPTJ:
-        _store_gptj(
-            out_rows, out_dim, mask, new_lo, new_hi, ROT_HALF, ROT_OFFSET, BLOCK_HALF, BLOCK_T, BLOCK_H
-        )
+        _store_gptj(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
     else:
-        _store_neox(out_rows, out_dim, mask, new_lo, new_hi, ROT_HALF, ROT_OFFSET, BLOCK_HALF)
-    if TAIL > 0:
-        _copy_tail(x_rows, out_rows, x_dim, out_dim, mask, TAIL, BLOCK_TAIL, 2 * ROT_HALF, ROT_OFFSET)
+        _store_neox(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF)
+    if TAIL_SIDE != "none":
+        _copy_tail(
+            x_rows,
+            out_rows,
+            x_dim,
+            out_dim,
+            mask,
+            rot_offset,
+            tail * X_UNIT,
+            TAIL_SIDE,
+            2 * ROT_HALF,
+            BLOCK_TAIL,
+        )
 
 
 @triton.jit(do_not_specialize=list(range(FIRST_SCALAR, LAST_SCALAR + 1)))
@@ -243,6 +252,8 @@ def rope_kernel(
     q_blocks,  # blocks of q heads
     head_blocks,  # blocks of q and k heads
     max_position,  # rows of the table, or of one batch row of a gathered table
+    rot_offset,  # in units of X_UNIT
+    tail,  # dims to copy, in units of X_UNIT
     GPTJ: tl.constexpr,
     INVERSE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
@@ -251,8 +262,7 @@ def rope_kernel(
     X_UNIT: tl.constexpr,  # elements: every row of q, k and the outputs starts at a multiple of this
     TABLE_UNIT: tl.constexpr,  # elements, for cos and sin
     ROT_HALF: tl.constexpr,
-    ROT_OFFSET: tl.constexpr,
-    TAIL: tl.constexpr,  # dims to copy: 0 in place
+    TAIL_SIDE: tl.constexpr,  # which dims to copy: "none" (in place), "after", "before" the rotated, "both"
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -282,6 +292,8 @@ def rope_kernel(
             live,
             head_block,
             q_heads,
+            rot_offset,
+            tail,
             GPTJ,
             INVERSE,
             UNIT_DIM,
@@ -289,8 +301,7 @@ def rope_kernel(
             X_UNIT,
             TABLE_UNIT,
             ROT_HALF,
-            ROT_OFFSET,
-            TAIL,
+            TAIL_SIDE,
             BLOCK_T,
             BLOCK_H,
             BLOCK_HALF,
@@ -308,6 +319,8 @@ def rope_kernel(
             live,
             head_block - q_blocks,
             k_heads,
+            rot_offset,
+            tail,
             GPTJ,
             INVERSE,
             UNIT_DIM,
@@ -315,8 +328,7 @@ def rope_kernel(
             X_UNIT,
             TABLE_UNIT,
             ROT_HALF,
-            ROT_OFFSET,
-            TAIL,
+            TAIL_SIDE,
             BLOCK_T,
             BLOCK_H,
             BLOCK_HALF,

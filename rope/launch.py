@@ -179,9 +179,9 @@ def _plan(
     x_strides = [g.bnhd_strides(s) for s in strides[:4]]
     table_strides = [s if len(s) == 3 else (0, *s) for s in strides[4:6]]
     position_strides = (0, 0, *strides[6])[-2:] if position_dtype is not None else (0, 0)
-    x_unit, x_numbers = _in_units(dtype.itemsize, x_strides)
-    table_unit, table_numbers = _in_units(table_dtype.itemsize, table_strides)
     tail = 0 if in_place else g.head_dim - 2 * g.rot_half
+    x_unit, x_numbers = _in_units(dtype.itemsize, x_strides, g.rot_offset | tail)
+    table_unit, table_numbers = _in_units(table_dtype.itemsize, table_strides)
     tile = _fit_grid(forced or choose_tile(g, dtype.itemsize), g)
     q_blocks, head_blocks = _head_blocks(tile, g)
     numbers = (
@@ -195,6 +195,8 @@ def _plan(
         q_blocks,
         head_blocks,
         max_position,
+        g.rot_offset // x_unit,
+        tail // x_unit,
     )
     constants: dict[str, object] = {
         "GPTJ": g.layout == "gptj",
@@ -205,8 +207,7 @@ def _plan(
         "X_UNIT": x_unit,
         "TABLE_UNIT": table_unit,
         "ROT_HALF": g.rot_half,
-        "ROT_OFFSET": g.rot_offset,
-        "TAIL": tail,
+        "TAIL_SIDE": _tail_side(g.rot_offset, tail),
         "BLOCK_T": tile.tokens,
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": _block(g.rot_half),
@@ -245,13 +246,21 @@ def _fit_grid(tile: Tile, g: Geometry) -> Tile:
     return tile
 
 
-def _in_units(size: int, strides: Sequence[tuple[int, ...]]) -> tuple[int, list[int]]:
+def _tail_side(rot_offset: int, tail: int) -> str:
+    if tail == 0:
+        return "none"
+    if rot_offset == 0:
+        return "after"
+    return "before" if rot_offset == tail else "both"
+
+
+def _in_units(size: int, strides: Sequence[tuple[int, ...]], others: int = 0) -> tuple[int, list[int]]:
     """The elements (at most 16 bytes of them) that every row starts at a multiple of, and all strides.
 
-    `size` is an element's, in bytes. The strides returned are in units of that many elements, except the
-    last of each tensor, which stays in elements.
+    `size` is an element's, in bytes; `others` must be a multiple of the unit too. The strides returned are
+    in units of that many elements, except the last of each tensor, which stays in elements.
     """
-    misaligned = _ALIGN_BYTES // size
+    misaligned = _ALIGN_BYTES // size | others
     for stride in strides:
         for s in stride[:-1]:
             misaligned |= s

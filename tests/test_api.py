@@ -218,4 +218,4 @@ def test_strides_that_differ_in_value_share_one_kernel():
 def test_no_number_that_varies_between_calls_is_specialised():
     names = launch.rope_kernel.arg_names
     assert names[kernels.FIRST_SCALAR - 1 : kernels.FIRST_SCALAR + 1] == ["positions_ptr", "q_b"]
-    assert names[kernels.LAST_SCALAR : kernels.LAST_SCALAR + 2] == ["max_position", "GPTJ"]
+    assert names[kernels.LAST_SCALAR : kernels.LAST_SCALAR + 2] == ["tail", "GPTJ"]
