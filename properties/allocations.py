@@ -20,13 +20,24 @@ _ALLOCATORS = {
 class WatchedAllocations(TorchDispatchMode):
     """Inside this context every uninitialised tensor lies between red zones and holds the unwritten mark.
 
+    Args:
+        enabled: False watches nothing.
+
     Attributes:
         guarded: a buffer per allocation, each with one view called "output".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
         super().__init__()
+        self.enabled = enabled
         self.guarded: list[Guarded] = []
+
+    def __enter__(self) -> "WatchedAllocations":
+        return super().__enter__() if self.enabled else self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.enabled:
+            super().__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

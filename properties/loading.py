@@ -70,11 +70,18 @@ def load_all(specs: Iterable[str], device: str) -> list[Implementation]:
 
 def described(implementation: Implementation) -> str:
     """One line: what the implementation is and where it runs, or why it does not."""
-    package = implementation.package
-    version = f" ({package} {importlib.metadata.version(package)})" if package else ""
     if implementation.missing is not None:
         return f"{implementation.name} skipped: {implementation.missing}"
-    return f"{implementation.name}{version} on {implementation.device}"
+    watched = "" if implementation.watched else ", its own allocations unwatched"
+    return f"{implementation.name}{version(implementation)} on {implementation.device}{watched}"
+
+
+def version(implementation: Implementation) -> str:
+    """The distribution it comes from and its version, in brackets; empty when that is not known."""
+    try:
+        return f" ({implementation.package} {importlib.metadata.version(implementation.package)})"
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
 
 
 def resolve(spec: str) -> Any:
