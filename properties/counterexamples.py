@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,12 +26,13 @@ from properties.loading import SpecError, resolve
 from properties.record import Journal, LastCase, Record, last_case, recording
 from properties.replay import taken
 from properties.report import Counterexample, from_data, render
-from properties.study import run, study
+from properties.study import run, simplify, study
 from strategies import RopeCase
 
 FOLDER = "counterexamples"
 RECORD = pytest.StashKey[Record]()
 _SCRIPT_SECONDS = 120
+_TENSORS = ("q", "k", "v", "cos", "sin", "positions")
 # Hardware lines that say nothing about a kernel.
 _NOISE = ("Flags:", "Vulnerability ", "BogoMIPS", "NUMA node")
 
@@ -90,7 +92,10 @@ def analyse(found: Counterexample, failure: Failure, implementations: list[Imple
         if domain is not None and domain.why_outside(taken(domain, case)) is None:
             outcome = run(tried, other, taken(domain, case))
             found.others.append((other.name, "fails" if outcome == found.failure else outcome))
-    _script(found, implementation, case)
+    # Memory outside every tensor is named by the tensor that it lies beside.
+    beside = re.search(rf"\b({'|'.join(_TENSORS)})\[", found.message)
+    around = failure.facts.get("tensor") or (beside and beside[1])
+    _script(found, implementation, case, around=around if around in _TENSORS else None)
 
 
 def _map(found: Counterexample, failure: Failure) -> None:
@@ -109,16 +114,26 @@ def _map(found: Counterexample, failure: Failure) -> None:
 
 
 def _script(
-    found: Counterexample, implementation: Implementation, case: RopeCase, *, died: bool = False
+    found: Counterexample,
+    implementation: Implementation,
+    case: RopeCase,
+    *,
+    around: str | None = None,
+    died: bool = False,
 ) -> None:
-    """Find the smallest script that shows the fault in a fresh process."""
+    """Find the smallest script that shows the fault in a fresh process.
+
+    Args:
+        around: the tensor whose surroundings matter, when one does.
+        died: the fault takes the process down.
+    """
     title = f"{found.headline()}."
     candidates = []
     source = _source(implementation, case)
     if source is not None and found.failure not in repro.NEEDS_HARNESS:
         candidates = [
-            (kind, repro.script(source, case, found.failure, title, guarded=kind == "guarded", died=died))
-            for kind in ("kernel", "guarded")
+            (kind, repro.script(source, case, found.failure, title, guarded=guarded, died=died))
+            for kind, guarded in (("kernel", _needed(found.failure, around)), ("guarded", _TENSORS))
         ]
     command = [*shlex.split(found.command)[1:-2], "-k", found.property, "--no-reports", "--replay"]
     candidates.append(("harness", repro.harness_script(command, found.failure, title, case)))
@@ -128,24 +143,43 @@ def _script(
             continue
         tried.add(text)
         found.script, found.script_kind, found.script_ran = text, kind, _fresh(text, found.case)
-        if found.script_ran[0] == 1:
+        if found.reproduced():
             return
 
 
+def _needed(failure: str, around: str | None) -> tuple[str, ...]:
+    """The tensors whose surroundings a script must watch to see the fault at all."""
+    if failure == "ValueChanged":
+        return ("v",)
+    if failure in ("OutOfBoundsRead", "OutOfBoundsWrite"):
+        return (around,) if around else _TENSORS
+    return ()
+
+
 def _source(implementation: Implementation, case: RopeCase) -> repro.Source | None:
-    if not implementation.spec:
-        return None
+    """Where a script imports the kernel from; None when it cannot be imported."""
     try:
         loaded = resolve(implementation.spec)
     except (SpecError, ImportError):
         return None
-    spec = implementation.spec
-    if spec == "rope:apply_rope" and case.tile is not None:
-        spec = "properties.implementations:rope_with_tile"
-    attribute = ".call" if isinstance(loaded, Implementation) else ""
-    domain = implementation.domain
-    on_cpu = implementation.device == "cpu" and implementation.name == "rope-eager"
-    return repro.Source(spec, attribute, domain.compute, on_cpu)
+    where, _, attribute = implementation.spec.rpartition(":")
+    suffix = ""
+    if isinstance(loaded, Implementation):
+        # The function itself where it has a name, so that the script shows no wrapper.
+        name = getattr(loaded.call, "__name__", "")
+        named = name.isidentifier() and _resolves_to(f"{where}:{name}", loaded.call)
+        attribute, suffix = (name, "") if named else (attribute, ".call")
+    elif case.tile is not None and implementation.call is not loaded:
+        where, attribute = "properties.implementations", "_rope_with_tile"
+    cpu_only = implementation.device == "cpu" and implementation.name == "rope-eager"
+    return repro.Source(f"{where}:{attribute}", suffix, implementation.domain.compute, cpu_only)
+
+
+def _resolves_to(spec: str, expected: object) -> bool:
+    try:
+        return resolve(spec) is expected
+    except SpecError:
+        return False
 
 
 def _fresh(text: str, case: str) -> tuple[int, str]:
@@ -215,11 +249,13 @@ class Counterexamples:
         return report
 
     def _found(self, failure: Failure, test: str, search: bool, flaky: bool) -> Counterexample:
-        """Describe a failure; analyse it when it is the simplest of its kind so far."""
+        """Describe a failure; simplify and analyse it when its case is the simplest of its kind so far."""
         found = describe(failure, test, search=search, flaky=flaky)
         if len(found.case) < self._analysed.get(found.folder(), sys.maxsize):
+            simplest = simplify(failure)
+            found = describe(simplest, test, search=search, flaky=flaky)
             self._analysed[found.folder()] = len(found.case)
-            analyse(found, failure, self.implementations)
+            analyse(found, simplest, self.implementations)
         return found
 
     def pytest_runtest_logreport(self, report: Any) -> None:

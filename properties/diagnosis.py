@@ -104,7 +104,7 @@ def where_wrong(wrong: npt.NDArray[np.bool_]) -> str:
     for axis, word in enumerate(("batch rows", "tokens", "heads", "dims")):
         along = np.any(wrong, axis=tuple(a for a in range(4) if a != axis))
         if not along.all():
-            parts.append(f"{word} {ranges(along)} of {len(along)}")
+            parts.append(f"{word} {ranges(along)} (of {len(along)})")
     return ", ".join(parts) or "everywhere"
 
 

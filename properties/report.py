@@ -66,6 +66,11 @@ class Counterexample:
         """Names the folder: implementation, property and failure."""
         return f"{self.implementation}-{self.property.removeprefix('test_')}-{self.failure}"
 
+    def reproduced(self) -> bool:
+        """Whether the script showed the fault; an uncaught error exits with 1 too, but says otherwise."""
+        status, line = self.script_ran or (None, "")
+        return status == 1 and line.startswith("FAULT:")
+
     def headline(self) -> str:
         """What is wrong with the simplest trigger, in a line."""
         values = non_default(RopeCase.from_json(self.case))
@@ -98,18 +103,47 @@ def render(found: Counterexample, environment: str) -> str:
 
 
 def _verdict(found: Counterexample) -> str:
-    how = "found by a search and shrunk" if found.search else "not shrunk"
+    how = "found by a search and shrunk" if found.search else "given, then simplified"
     lines = [
         f"`{found.property}`: {found.statement}",
         f"It fails on this case ({how}):",
         f"```python\n{RopeCase.from_json(found.case)!r}\n```",
+        in_words(RopeCase.from_json(found.case)),
         f"**{found.failure}**: {found.message}.",
     ]
+    if found.failure == "Crash" and found.simplified is None:
+        lines[1] = "The process died in this case, which is not simplified:"
     if found.flaky:
         lines.append("It did not fail every time that the same case ran.")
     if found.diagnosis:
         lines.append("**Diagnosis**: " + "\n".join(found.diagnosis))
     return "\n\n".join(lines)
+
+
+def in_words(case: RopeCase) -> str:
+    """What a case is, for readers who do not know its defaults."""
+    spans = ", ".join(_span(start, length) for start, length in case.requests)
+    parts = [
+        f"{case.layout}, {case.dtype}",
+        *([_counted(case.batch, "batch row")] if case.rank == 4 else []),
+        f"{_counted(case.batch * case.tokens, 'token')} ({spans})",
+        f"{_counted(case.q_heads, 'head')} of q",
+        "no k" if case.k_heads is None else f"{_counted(case.k_heads, 'head')} of k",
+        f"dims {case.rot_offset}..{case.rot_offset + 2 * case.rot_half - 1} of {case.head_dim} rotate",
+        "in place" if case.inplace else "out of place",
+        f"{case.table} table of {_counted(case.max_position, 'row')}",
+    ]
+    return f"In words: {', '.join(parts)}."
+
+
+def _span(start: int, length: int) -> str:
+    if length < 2:
+        return f"position {start}" if length else "empty request"
+    return f"positions {start}..{start + length - 1}"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _reproduce(found: Counterexample) -> str:
@@ -122,7 +156,7 @@ def _reproduce(found: Counterexample) -> str:
     }[found.script_kind]
     status, line = found.script_ran or (None, "")
     ran = f"In a fresh process it exited with {status}: `{line}`"
-    if status != 1:
+    if not found.reproduced():
         ran = f"**It did not show the fault**: in a fresh process it exited with {status}: `{line}`"
     return f"## Reproduce\n\n`python repro.py`. {what}\n{ran}\n\n```python\n{found.script.rstrip()}\n```"
 

@@ -1,6 +1,8 @@
 """A script that shows one fault with torch and the kernel alone: tensors by formula, the oracle inlined."""
 
+import json
 import textwrap
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from properties.repro_checks import CHECKS, check_values
@@ -35,18 +37,23 @@ class Source:
 
 
 def script(
-    source: Source, case: RopeCase, failure: str, title: str, *, guarded: bool, died: bool = False
+    source: Source,
+    case: RopeCase,
+    failure: str,
+    title: str,
+    *,
+    guarded: Collection[str] = (),
+    died: bool = False,
 ) -> str:
     """The text of a script that exits 1 with one line while the fault is there, and 0 when it is gone.
 
     Args:
         failure: the class of the Failure.
         title: first line of the script.
-        guarded: every tensor lies between red zones of NaN; else only what its strides need.
+        guarded: names of the tensors that lie between red zones of NaN.
         died: the fault takes the process down.
     """
     function = source.spec.rpartition(":")[2]
-    guarded = guarded or failure in ("OutOfBoundsRead", "OutOfBoundsWrite", "ValueChanged")
     writer = TensorWriter(case, function, source.compute, guarded=guarded)
     checks = CHECKS.get(failure, check_values)
     parts = [
@@ -116,7 +123,8 @@ def _imports(source: Source, failure: str, died: bool) -> str:
         lines += ['os.environ.setdefault("TRITON_INTERPRET", "0" if device == "cuda" else "1")']
     if module.endswith(".py"):
         folder, _, file = module.rpartition("/")
-        lines += [f"sys.path.insert(0, {folder or '.'!r})  # seen from where the harness ran"]
+        folders = [folder, "."] if folder else ["."]
+        lines += [f"sys.path[:0] = {json.dumps(folders)}  # seen from where the harness ran"]
         module = file.removesuffix(".py")
     else:
         lines += ['sys.path.insert(0, ".")']

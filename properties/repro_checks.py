@@ -44,7 +44,7 @@ def _oracle(writer: TensorWriter) -> str:
         )
         result = (
             f"    bound = {bound}\n"
-            "    # Where a product or the result may overflow, what comes out hangs on the order of operations.\n"
+            "    # Where a product or the result may overflow, the order of operations decides.\n"
             f"    return y, torch.where({' & '.join(limits)}, bound, torch.inf)"
         )
     return f'''
@@ -96,9 +96,7 @@ for name, x, out in ({_outputs(writer)}):
     out = {writer.canonical("out")}.cpu()
     y, bound = rotate(x)
     error = (out.double() - y).abs()
-    rotated = torch.cat((LO, HI))
     wrong = ~((error <= bound) | (out == y.to(out.dtype)) | (out.isnan() & y.isnan()){overflow})
-    wrong = torch.zeros_like(wrong).index_copy(-1, rotated, wrong[..., rotated])
     if wrong.any():
         ratio = torch.where(wrong, (error / bound).nan_to_num(nan=torch.inf), -1)
         b, n, h, d = (ratio == ratio.max()).nonzero()[0].tolist()
@@ -162,11 +160,11 @@ for name, x, out in ({_outputs(writer)}):
 def _check_unchanged(writer: TensorWriter) -> str:
     kept = [] if writer.case.inplace else list(writer.names)
     kept += ["cos", "sin"] + ([] if writer.case.positions == "implied" else ["positions"])
-    return _compare(writer, kept, "changed")
+    return _compare(writer, kept, "were changed")
 
 
 def _check_v(writer: TensorWriter) -> str:
-    return _compare(writer, ["v"], "changed, and V is no argument")
+    return _compare(writer, ["v"], "were changed, and V is no argument")
 
 
 def _compare(writer: TensorWriter, names: list[str], what: str) -> str:
@@ -178,7 +176,7 @@ before = {{name: bits(x).clone() for name, x in tensors.items()}}
 for name, x in tensors.items():
     changed = bits(x) != before[name]
     if changed.any():
-        print(f"FAULT: {{int(changed.sum())}} elements of {{name}} {what}")
+        print(f"FAULT: elements of {{name}} {what}: {{int(changed.sum())}}")
         sys.exit(1)
 {_ENDING}"""
 
@@ -188,10 +186,11 @@ def _regions(writer: TensorWriter) -> str:
     by_buffer: dict[str, list[str]] = {}
     for name, buffer in writer.buffers.items():
         by_buffer.setdefault(buffer, []).append(name)
-    items = ", ".join(
-        f"({b}, {{{', '.join(f'{n!r}: {n}' for n in names)}}})" for b, names in by_buffer.items()
-    )
-    return f"regions = [{items}]\n"
+    lines = [
+        f"    ({buffer}, {{{', '.join(f'{chr(34)}{n}{chr(34)}: {n}' for n in names)}}}),"
+        for buffer, names in by_buffer.items()
+    ]
+    return "\n".join(["regions = [", *lines, "]", ""])
 
 
 _OWNED_HELPER = '''
@@ -229,7 +228,7 @@ for (memory, tensors), old in zip(regions, before):
     written = (bits(memory) != old) & ~owned(memory, tensors)
     if written.any():
         names = " and ".join(tensors)
-        print(f"FAULT: {{int(written.sum())}} elements outside {{names}} were written")
+        print(f"FAULT: elements outside {{names}} were written: {{int(written.sum())}}")
         sys.exit(1)
 {_ENDING}'''
 
@@ -260,7 +259,7 @@ loads = torch.tensor(np.unique(np.concatenate(loads)).astype(np.int64))
         names = " and ".join(tensors)
         first = next(iter(tensors.values())).storage_offset()
         print(
-            f"FAULT: {{len(stray)}} elements outside {{names}} are read, the first at offset "
+            f"FAULT: elements outside {{names}} are read: {{len(stray)}}, the first at offset "
             f"{{int(stray[0]) - first}} from the first element of {{next(iter(tensors))}}"
         )
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Collection
 
 import torch
 
@@ -18,10 +19,10 @@ class TensorWriter:
     Attributes:
         function: the name of the kernel in the script.
         compute: arithmetic that the implementation claims, as in Domain.
-        guarded: every tensor lies between red zones, and V beside them; else only what strides need.
+        guarded: names of the tensors that lie between red zones; others only in what strides need.
     """
 
-    def __init__(self, case: RopeCase, function: str, compute: str, *, guarded: bool) -> None:
+    def __init__(self, case: RopeCase, function: str, compute: str, *, guarded: Collection[str] = ()) -> None:
         self.case, self.function, self.compute, self.guarded = case, function, compute, guarded
         self.arena = Arena(case)
         self.helpers: dict[str, str] = {}
@@ -42,7 +43,7 @@ class TensorWriter:
         """The call as an expression."""
         case = self.case
         options = (
-            f"layout={case.layout!r}, rot_dim={2 * case.rot_half}, rot_offset={case.rot_offset}, "
+            f'layout="{case.layout}", rot_dim={2 * case.rot_half}, rot_offset={case.rot_offset}, '
             f"head_axis={case.head_axis}, inplace={case.inplace}, inverse={case.inverse}"
         )
         if case.tile is not None:
@@ -117,7 +118,7 @@ class TensorWriter:
         self._place(name, f"{name}_in")
 
     def _activations(self, names: list[str]) -> None:
-        if not names or (names == ["v"] and not self.guarded):
+        if not names or (names == ["v"] and "v" not in self.guarded):
             return
         case, dtype = self.case, values.activation_dtype(self.case)
         for name in names:
@@ -139,13 +140,18 @@ class TensorWriter:
         guarded = next(g for g in self.arena.buffers if name in g.views)
         view = guarded.views[name]
         shared = len(guarded.views) > 1
-        if not (self.guarded or shared) and base is None and view.is_contiguous() and self._aligned(view):
+        if (
+            not (name in self.guarded or shared)
+            and base is None
+            and view.is_contiguous()
+            and self._aligned(view)
+        ):
             self.lines.append(f"{name} = {made}.clone().to(device)")
             return
         first = next(iter(guarded.views))
         buffer = f"{first}_memory"
         if name == first:
-            fill = "float('nan')" if view.is_floating_point() else str(guarded.pristine[0].item())
+            fill = 'float("nan")' if view.is_floating_point() else str(guarded.pristine[0].item())
             size = guarded.pristine.numel()
             self.lines.append(f"{buffer} = torch.full(({size},), {fill}, dtype={view.dtype}, device=device)")
         self.buffers[name] = buffer

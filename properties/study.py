@@ -47,7 +47,7 @@ _WITH: dict[str, dict[str, Any]] = {
     "k_heads": {"packed": False, "k_strides": Strides()},
     "packed": {"k_strides": Strides()},
     "table": {"positions": "implied", "positions_dtype": "int64", "positions_step": 1},
-    "positions": {"rank": 4, "requests": ((0, 1),)},
+    "positions": {"rank": 4},
     "requests": {"positions": "given", "table": "indexed"},
 }
 
@@ -112,6 +112,55 @@ def study(
                 Change(name, _difference(case, changed), "fails" if outcome == failure else outcome)
             )
     return Study(tuple(found[True]), tuple(found[False]), finished)
+
+
+def simplify(failure: Failure, seconds: float = 10.0) -> Failure:
+    """The failure of the simplest case that fails alike, reached by simplifying one field at a time.
+
+    For cases that no search has shrunk, and for what a search has left.
+    """
+    end = time.monotonic() + seconds
+    tried, implementation = failure.property, failure.implementation
+    simplest, changed = failure, True
+    while changed:
+        changed = False
+        for simpler in _simpler(simplest.case):
+            domain = tried.domain(implementation)
+            if domain is None or domain.why_outside(simpler) is not None:
+                continue
+            if time.monotonic() > end:
+                return simplest
+            try:
+                tried.run(implementation, simpler)
+            except type(failure) as again:
+                simplest, changed = again, True
+                break
+            except (Failure, pytest.skip.Exception):
+                continue
+            except Exception:
+                # What an implementation raises on its way to the fault is another fault.
+                continue
+    return simplest
+
+
+def _simpler(case: RopeCase) -> Iterator[RopeCase]:
+    """Cases that differ in one field, which is simpler."""
+    for name, value in non_default(case).items():
+        default = default_of(next(f for f in fields(case) if f.name == name))
+        steps = [default]
+        if name == "requests":
+            steps += [((0, length),) for _, length in value] + [((start, 1),) for start, _ in value]
+            steps += [tuple(value[:i] + value[i + 1 :]) for i in range(len(value))]
+            steps += [tuple((start, min(length, 2)) for start, length in value)]
+        elif type(value) is int and type(default) is int:
+            steps += [n for n in (default + 1, (value + default) // 2) if n < value]
+        elif name == "k_heads" and value is not None:
+            steps += [n for n in (2, value // 2) if 0 < n < value]
+        elif name == "fill":
+            steps += ["ones", "ramp"] if value not in ("ones", "ramp") else []
+        for step in steps:
+            if step != value:
+                yield from (changed for _, _, changed in _changed(case, name, step, simplified=True))
 
 
 def run(tried: Property, implementation: Implementation, case: RopeCase) -> str:

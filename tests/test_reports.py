@@ -1,0 +1,243 @@
+"""Reports: three planted faults give three reports, word for word; --replay; a process that dies."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from properties.implementations import Implementation
+from properties.record import Journal, last_case
+from properties.replay import case_of
+from properties.report import in_words
+from strategies import Domain, RopeCase
+
+ROOT = Path(__file__).parents[1]
+GOLDENS = ROOT / "tests" / "goldens"
+REPORTS = (
+    "planted-matches_the_oracle-Mismatch",
+    "planted-matches_the_oracle-UnwrittenOutput",
+    "planted-reads_stay_inside-OutOfBoundsRead",
+)
+DYING = """
+import os
+from properties.implementations import Implementation, rope_eager
+from strategies import Domain
+
+def rope(q, *arguments, **options):
+    if len(q) > 2:
+        os.abort()
+    return rope_eager(q, *arguments, **options)
+
+DOMAIN = Domain(layouts=("neox",), dtypes=("float32",), ranks=(3,), head_dims=(4,))
+ROPE = Implementation("dying", rope, DOMAIN)
+"""
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder, on the properties of this checkout."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, "-p", "no:randomly", "--hypothesis-profile=ci", "-q"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def run_script(folder: Path, report: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, f"counterexamples/{report}/repro.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run under xdist on a kernel with three faults: its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "planted_faults.py").write_text((ROOT / "tests/planted_faults.py").read_text())
+    done = run_pytest(
+        folder,
+        *("-n", "2", f"{ROOT}/properties/test_reference.py", f"{ROOT}/properties/test_trace.py"),
+        *("--impl", "planted_faults.py:ROPE", "-k", "oracle or reads_stay", "--summary-json", "summary.json"),
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def normalised(report: str) -> str:
+    """Without the environment, which differs from machine to machine."""
+    return re.sub(r"<details>.*</details>", "<details>...</details>", report, flags=re.DOTALL)
+
+
+def test_three_faults_give_three_reports(planted: tuple[Path, str]) -> None:
+    folder, printed = planted
+    assert sorted(p.name for p in (folder / "counterexamples").iterdir()) == sorted(REPORTS)
+    for report in REPORTS:
+        assert f"counterexamples/{report}/report.md" in printed
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_the_report_is_the_golden_one(planted: tuple[Path, str], report: str) -> None:
+    text = normalised((planted[0] / "counterexamples" / report / "report.md").read_text())
+    golden = GOLDENS / f"{report}.md"
+    if os.environ.get("UPDATE_GOLDENS"):
+        golden.write_text(text)
+    assert text == golden.read_text(), "run with UPDATE_GOLDENS=1 when the change is meant"
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_the_script_tells_broken_from_repaired(planted: tuple[Path, str], report: str) -> None:
+    folder, _ = planted
+    status, line = run_script(folder, report)
+    assert status == 1
+    assert line.startswith("FAULT: ")
+    assert line.count("\n") == 1
+    broken = (folder / "planted_faults.py").read_text()
+    repaired = broken.replace("pair <= HALF", "pair < HALF").replace("-s, s)", "s, s)")
+    repaired = repaired.replace("tokens if tokens < 3 else tokens - 1", "tokens")
+    (folder / "planted_faults.py").write_text(repaired)
+    try:
+        assert run_script(folder, report) == (0, "OK: the fault is gone\n")
+    finally:
+        (folder / "planted_faults.py").write_text(broken)
+
+
+def test_the_case_is_loaded_by_plain_parsing(planted: tuple[Path, str]) -> None:
+    for report in REPORTS:
+        text = (planted[0] / "counterexamples" / report / "case.json").read_text()
+        assert RopeCase.from_json(text).to_json() == text
+
+
+def test_the_map_is_an_svg(planted: tuple[Path, str]) -> None:
+    from xml.etree import ElementTree
+
+    for report in REPORTS[:2]:
+        picture = ElementTree.parse(planted[0] / "counterexamples" / report / "map.svg").getroot()
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_summary_counts_cases(planted: tuple[Path, str]) -> None:
+    folder, printed = planted
+    lines = {line["property"]: line for line in json.loads((folder / "summary.json").read_text())}
+    assert set(lines) == {"test_matches_the_oracle", "test_reads_stay_inside"}
+    oracle = lines["test_matches_the_oracle"]
+    assert oracle["cases"] > 10
+    assert float(oracle["worst_ratio"]) > 1
+    assert oracle["verdict"] == "FAILS in 1 of 1 tests"
+    assert lines["test_reads_stay_inside"]["worst_ratio"] is None
+    assert "worst error / bound" in printed
+
+
+def test_replay_runs_the_case_through_every_property_that_takes_it(planted: tuple[Path, str]) -> None:
+    folder, _ = planted
+    case = f"counterexamples/{REPORTS[0]}/case.json"
+    chosen = f"{ROOT}/properties/test_reference.py", f"{ROOT}/properties/test_memory.py"
+    options = "--impl", "planted_faults.py:ROPE", "--no-reports", "--replay", case
+    done = run_pytest(folder, *chosen, *options, "-vv")
+    results = dict(re.findall(r"::(\w+)\[planted-replay\] (\w+)", done.stdout))
+    assert results == {
+        "test_matches_the_oracle": "FAILED",
+        "test_v_is_unmodified": "PASSED",
+        "test_inputs_are_unmodified": "PASSED",
+        "test_nothing_else_is_written": "PASSED",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "holds no valid case: not a case: no valid JSON"),
+        ('"RopeCase()"', "holds no valid case: case is str, expected an object"),
+        ('{"heads": 3}', "holds no valid case: case has no field 'heads'"),
+        ('{"layout": "__import__(\'os\').abort()"}', "holds no valid case: layout is"),
+        (
+            '{"dtype": "float16"}',
+            "takes RopeCase(dtype='float16'): mine: dtype is 'float16'",
+        ),
+    ],
+)
+def test_a_file_that_is_no_case_is_a_usage_error(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(text)
+    mine = Implementation("mine", lambda: None, Domain(dtypes=("float32",)))
+    with pytest.raises(pytest.UsageError, match=re.escape(said)):
+        case_of(str(path), [mine])
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(pytest.UsageError, match="cannot be read"):
+        case_of(str(tmp_path / "case.json"), [])
+
+
+def test_a_worker_that_dies_leaves_a_report(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    oracle = f"{ROOT}/properties/test_reference.py"
+    done = run_pytest(
+        tmp_path, "-n", "1", oracle, "--impl", "dying.py:ROPE", "-k", "neox", "--max-worker-restart=0"
+    )
+    assert_died(tmp_path, done.stdout, "worker gw0 died while this case ran")
+
+
+def test_a_run_that_dies_is_reported_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    oracle = f"{ROOT}/properties/test_reference.py", "-c", "pytest.ini", "-p", "properties.plugin"
+    died = run_pytest(tmp_path, *oracle, "--impl", "dying.py:ROPE", "-k", "neox")
+    assert died.returncode < 0
+    done = run_pytest(tmp_path, *oracle, "--impl", "dying.py:ROPE", "-k", "nothing")
+    assert_died(tmp_path, done.stdout, "an earlier run died while this case ran")
+
+
+def assert_died(folder: Path, printed: str, message: str) -> None:
+    report = "dying-matches_the_oracle-Crash"
+    assert f"counterexamples/{report}/report.md" in printed
+    text = (folder / "counterexamples" / report / "report.md").read_text()
+    assert message in text
+    assert "In a fresh process it exited with 1: `FAULT: the process died of signal 6`" in text
+    case = RopeCase.from_json((folder / "counterexamples" / report / "case.json").read_text())
+    assert case.tokens > 2
+
+
+def test_the_journal_holds_the_running_case_and_costs_little(tmp_path: Path) -> None:
+    case = RopeCase(requests=((0, 2), (17, 4)), q_heads=4, fill="normal", seed=3)
+    journal = Journal(tmp_path / "running.json")
+    with journal.holding("rope", "test_x", case):
+        last = last_case(journal.path)
+        assert last is not None
+        assert (last.implementation, last.property, last.case) == ("rope", "test_x", case)
+    assert last_case(journal.path) is None
+    best = min(timed(journal, case) for _ in range(200))
+    assert best < 0.2e-3
+    journal.close()
+    assert not journal.path.exists()
+
+
+def timed(journal: Journal, case: RopeCase) -> float:
+    start = time.perf_counter()
+    with journal.holding("rope", "test_x", case):
+        pass
+    return time.perf_counter() - start
+
+
+def test_a_case_is_told_in_words() -> None:
+    case = RopeCase(requests=((5, 1), (0, 3)), q_heads=4, tail=2, inplace=True)
+    assert in_words(case) == (
+        "In words: neox, float32, 4 tokens (position 5, positions 0..2), 4 heads of q, 1 head of k, "
+        "dims 0..1 of 4 rotate, in place, indexed table of 6 rows."
+    )
