@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 from unittest import mock
 
 import torch
 
 from rope import api, apply_rope
 from strategies import Domain
+
+if TYPE_CHECKING:
+    from properties.known import KnownFailure
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Implementation:
             uncompiled while anything watches PyTorch's calls, so a compiled one says False.
         missing: why it cannot run here, or None.
         against: the implementation that judges it beside the oracle, or None.
+        same_bits: whether it must have the bits of that one.
+        known: its known failures.
     """
 
     name: str
@@ -39,12 +44,14 @@ class Implementation:
     watched: bool = True
     missing: str | None = None
     against: Optional["Implementation"] = None
+    same_bits: bool = False
+    known: "tuple[KnownFailure, ...]" = ()
 
 
 def bundled(device: str) -> list[Implementation]:
     """The implementations of this project, on this device."""
     tiles = ((16, 8), (1, 1), (1, 4), (2, 2), (4, 16))
-    ours = Domain(tiles=(None, *tiles), least_traffic=True, refuses=True)
+    ours = Domain(tiles=(None, *tiles), least_traffic=True, refuses=True, gradients=True, fullgraph=True)
     return [
         Implementation("rope", _rope_with_tile, ours, device, spec="rope:apply_rope"),
         Implementation(

@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties.failures import Failure
 from properties.implementations import Implementation
+from properties.known import KnownFailure
 from properties.models import MODELS
-from properties.record import running
+from properties.record import note, running
 from strategies import Domain, RopeCase, rope_cases
 
 Check = Callable[[Implementation, RopeCase], None]
@@ -23,11 +25,13 @@ class Property:
     Attributes:
         check: raises a Failure when the statement does not hold for a case.
         narrowed: the values of Domain fields that the statement is about.
+        cost: how many ordinary cases one case takes; a search tries as many fewer.
     """
 
     name: str
     check: Check
     narrowed: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    cost: int = 1
 
     def domain(self, implementation: Implementation) -> Domain | None:
         """The cases to try: the implementation's domain as far as this property speaks of it."""
@@ -50,6 +54,8 @@ class Property:
             inside = _inside(domain, case)
             if inside is not None:
                 yield f"{implementation.name}-{model}", self.replay(implementation, inside)
+        for number, known in enumerate(k for k in implementation.known if k.property == self.name):
+            yield f"{implementation.name}-known-{number}", self.expect(implementation, known)
 
     def run(self, implementation: Implementation, case: RopeCase) -> None:
         """Check one case; a Failure says which property, implementation and case it belongs to."""
@@ -66,25 +72,53 @@ class Property:
         """A Hypothesis test that looks for a counterexample among these cases."""
 
         def test(case: RopeCase) -> None:
-            self.run(implementation, case)
+            try:
+                self.run(implementation, case)
+            except Failure as failure:
+                if not any(known.covers(failure) for known in implementation.known):
+                    raise
+                note("cases failed as known")
 
         test.__name__ = test.__qualname__ = self.name
-        return given(case=cases)(test)
+        search = given(case=cases)(test)
+        if self.cost == 1:
+            return search
+        return settings(max_examples=max(2, settings().max_examples // self.cost))(search)
 
     def replay(self, implementation: Implementation, case: RopeCase) -> Callable[[], None]:
-        """A test of this one case."""
+        """A test of this one case; an expected failure when it fails as known."""
 
         def test() -> None:
-            self.run(implementation, case)
+            try:
+                self.run(implementation, case)
+            except Failure as failure:
+                for known in implementation.known:
+                    if known.covers(failure):
+                        pytest.xfail(known.reason)
+                raise
+
+        test.__name__ = test.__qualname__ = self.name
+        return test
+
+    def expect(self, implementation: Implementation, known: KnownFailure) -> Callable[[], None]:
+        """A test that a known failure is still there."""
+        replay = self.replay(implementation, known.case)
+
+        def test() -> None:
+            replay()
+            pytest.fail(
+                f"{self.name} holds for {known.case}: take the entry out of {known.file}", pytrace=False
+            )
 
         test.__name__ = test.__qualname__ = self.name
         return test
 
 
-def rope_property(**narrowed: tuple[Any, ...]) -> Callable[[Check], Property]:
+def rope_property(*, cost: int = 1, **narrowed: tuple[Any, ...]) -> Callable[[Check], Property]:
     """Decorate a check to make it a property.
 
     Args:
+        cost: see Property.
         narrowed: values of Domain fields that the property is about; an implementation whose domain has
             none of them is not tried.
     """
@@ -93,7 +127,7 @@ def rope_property(**narrowed: tuple[Any, ...]) -> Callable[[Check], Property]:
         raise TypeError(f"Domain has no field {', '.join(sorted(unknown))}")
 
     def decorate(check: Check) -> Property:
-        return Property(check.__name__, check, narrowed)
+        return Property(check.__name__, check, narrowed, cost)
 
     return decorate
 

@@ -1,6 +1,7 @@
 """Domain: the set of cases that an implementation says it supports."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from strategies.case import DTYPES, LAYOUTS, POSITION_KINDS, TABLE_KINDS, RopeCase, Strides
 
@@ -50,6 +51,8 @@ class Domain:
         needs: "cuda"; "interpreter" for a Triton kernel, which on the CPU runs in the interpreter only; None.
         refuses: whether every call outside this domain raises an error and changes nothing. A function that
             says nothing about other input does not.
+        gradients: whether outputs carry the gradients of q and k, in place too. An inference kernel has none.
+        fullgraph: whether torch.compile takes a call whole (fullgraph=True), without a tile.
     """
 
     layouts: tuple[str, ...] = LAYOUTS
@@ -78,6 +81,8 @@ class Domain:
     tiles: tuple[tuple[int, int] | None, ...] = (None,)
     needs: str | None = None
     refuses: bool = False
+    gradients: bool = False
+    fullgraph: bool = False
 
     def why_outside(self, case: RopeCase) -> str | None:
         """The first reason why this domain does not hold the case, or None when it does."""
@@ -97,6 +102,19 @@ class Domain:
             if present and not getattr(self, flag):
                 return f"{flag} is not supported"
         return None
+
+    def common(self, other: "Domain") -> "Domain | None":
+        """The cases that both domains hold, without tiles; None when there are none."""
+        kept: dict[str, Any] = {"tiles": (None,)}
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(mine, bool):
+                kept[f.name] = mine and theirs
+            elif f.name == "head_dims" and None in (mine, theirs):
+                kept[f.name] = theirs if mine is None else mine
+            elif isinstance(mine, tuple) and f.name != "tiles":
+                kept[f.name] = tuple(value for value in mine if value in theirs)
+        return None if () in kept.values() else replace(self, **kept)
 
     def _choices(self, case: RopeCase) -> dict[str, tuple[object, tuple[object, ...]]]:
         return {
