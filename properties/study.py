@@ -149,12 +149,9 @@ def _simpler(case: RopeCase) -> Iterator[RopeCase]:
         default = default_of(next(f for f in fields(case) if f.name == name))
         steps = [default]
         if name == "requests":
-            steps += (
-                [((0, sum(length for _, length in value)),)]
-                + [((0, length),) for _, length in value]
-                + [((start, 1),) for start, _ in value]
-            )
-            steps += [tuple(value[:i] + value[i + 1 :]) for i in range(len(value))]
+            steps += [((0, sum(length for _, length in value)),)]
+            steps += [((0, length),) for _, length in value] + [((start, 1),) for start, _ in value]
+            steps += [value[:i] + value[i + 1 :] for i in range(len(value))]
             steps += [tuple((start, min(length, 2)) for start, length in value)]
         elif type(value) is int and type(default) is int:
             steps += [n for n in (default + 1, (value + default) // 2) if n < value]

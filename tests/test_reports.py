@@ -15,7 +15,7 @@ from properties.counterexamples import analyse, describe
 from properties.failures import Failure
 from properties.implementations import Implementation, bundled
 from properties.loading import load
-from properties.record import Journal, last_case
+from properties.record import Journal, Record, last_case, recording
 from properties.replay import case_of
 from properties.report import in_words, render
 from properties.study import simplify
@@ -109,11 +109,12 @@ def test_the_report_is_the_golden_one(report: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     implementation = load("planted_faults.py:ROPE", "cpu")
     tried, case = FOUND[report]
-    with pytest.raises(Failure) as raised:
-        tried.run(implementation, case)
-    simplest = simplify(raised.value)
-    found = describe(simplest, "properties/test_x.py::test_x[planted]", search=False)
-    analyse(found, simplest, [implementation, *bundled("cpu")])
+    with recording(Record(Journal(tmp_path / "running.json"))):
+        with pytest.raises(Failure) as raised:
+            tried.run(implementation, case)
+        simplest = simplify(raised.value)
+        found = describe(simplest, "properties/test_x.py::test_x[planted]", search=False)
+        analyse(found, simplest, [implementation, *bundled("cpu")])
     assert found.folder() == report
     text = render(found, "(of this machine)")
     golden = GOLDENS / f"{report}.md"
