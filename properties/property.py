@@ -49,7 +49,10 @@ class Property:
         for layout in domain.layouts:
             for dtype in domain.dtypes:
                 cases = rope_cases(domain, layout=layout, dtype=dtype)
-                yield f"{implementation.name}-{layout}-{dtype}", self.search(implementation, cases)
+                search = self.search(implementation, cases)
+                if self.cost > 1:
+                    search = settings(max_examples=max(2, settings().max_examples // self.cost))(search)
+                yield f"{implementation.name}-{layout}-{dtype}", search
         for model, case in MODELS.items():
             inside = _inside(domain, case)
             if inside is not None:
@@ -80,10 +83,7 @@ class Property:
                 note("cases failed as known")
 
         test.__name__ = test.__qualname__ = self.name
-        search = given(case=cases)(test)
-        if self.cost == 1:
-            return search
-        return settings(max_examples=max(2, settings().max_examples // self.cost))(search)
+        return given(case=cases)(test)
 
     def replay(self, implementation: Implementation, case: RopeCase) -> Callable[[], None]:
         """A test of this one case; an expected failure when it fails as known."""
