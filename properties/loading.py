@@ -14,6 +14,7 @@ import triton
 
 from properties.adapters import ADAPTERS
 from properties.implementations import Implementation, bundled
+from properties.known import known_failures
 from strategies import Domain
 
 
@@ -36,6 +37,11 @@ def load(spec: str, device: str) -> Implementation:
     Raises:
         SpecError: the spec names nothing, or something that is neither.
     """
+    implementation = _found(spec, device)
+    return replace(implementation, known=known_failures(implementation.name, implementation.domain))
+
+
+def _found(spec: str, device: str) -> Implementation:
     for implementation in bundled(device):
         if spec in (implementation.name, implementation.spec):
             return implementation

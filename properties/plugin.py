@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from properties.counterexamples import Counterexamples
 from properties.implementations import Implementation, bundled, default_device
 from properties.interpreter import make_faithful
-from properties.loading import SpecError, described, load_all
+from properties.loading import SpecError, described, load, load_all
 from properties.property import Property
 from properties.replay import case_of, replay_tests
 from properties.summary import Summary
@@ -53,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "path/file.py:function, or a bundled one or adapter by name; may be given several times",
     )
     group.addoption(
+        "--against",
+        metavar="SPEC",
+        help="judge every implementation by this one too, within the sum of their bounds",
+    )
+    group.addoption("--bitwise", action="store_true", help="with --against: expect the same bits")
+    group.addoption(
         "--replay",
         metavar="PATH",
         help="run the case in this case.json through every property, instead of searching",
@@ -78,11 +85,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _implementations(config: pytest.Config) -> list[Implementation]:
-    device = _device(config)
+    device, against = _device(config), config.getoption("--against")
     try:
-        return load_all(config.getoption("--impl"), device) or bundled(device)
+        implementations = load_all(config.getoption("--impl"), device) or bundled(device)
+        other = load(against, device) if against else None
     except SpecError as error:
-        raise pytest.UsageError(f"--impl: {error}") from error
+        raise pytest.UsageError(str(error)) from error
+    if other is None:
+        return implementations
+    if other.missing is not None:
+        raise pytest.UsageError(f"--against {against}: {other.missing}")
+    return [replace(i, against=other, same_bits=config.getoption("--bitwise")) for i in implementations]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

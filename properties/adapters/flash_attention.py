@@ -41,7 +41,7 @@ def _call(
 
 def _no_gpu_to_select() -> Any:
     # It launches on the GPU that x is on, and fails where there is none.
-    return mock.patch.object(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    return mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext())
 
 
 flash_attention = Implementation(

@@ -40,6 +40,7 @@ flash_linear_attention = Implementation(
         tails=("none", "after"),
         inverse=(False,),
         head_dims=tuple(range(2, 257, 2)),
+        empty=False,
         tables=("indexed",),
         table_dtypes=("input",),
         needs="interpreter",
