@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+# A project of its own, which test_installed.py runs.
+collect_ignore = ["sample_project"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():

@@ -1,0 +1,1 @@
+"""A project that has a RoPE kernel."""
