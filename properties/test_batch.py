@@ -136,10 +136,9 @@ def _compare_tokens(
 ) -> None:
     """Compare some neighbouring tokens of one request with the same tokens alone."""
     start = case.positions_bn()[row][first]
-    alone = replace(settled(case), requests=((start, length),))
-    if case.positions == "implied" and case.table == "indexed" and start:
-        alone = replace(settled(case), positions="given")
-        alone = replace(alone, requests=((start, length),))
+    counted = case.positions == "implied" and case.table == "indexed"
+    positions = "given" if counted and start else case.positions
+    alone = replace(settled(case), positions=positions, requests=((start, length),))
     tokens = (slice(row, row + 1), slice(first, first + length), slice(None))
     _compare_part(implementation, case, alone, {"q": tokens, "k": tokens}, how)
 
