@@ -28,6 +28,7 @@ class Peer:
             Whatever a caller would do once per step (gathering or widening tables) is done here.
         supports: whether the peer can do this shape at all.
         backward: whether it is differentiable.
+        copies_tail: whether it writes new tensors, so that dims that do not rotate must move too.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Peer:
     prepare: Callable[[Shape, Inputs], Callable[[], Rotated]]
     supports: Callable[[Shape], bool]
     backward: bool = True
+    copies_tail: bool = False
 
     def missing(self) -> str | None:
         """Why the peer cannot run here, or None."""
@@ -116,7 +118,13 @@ def _full_neox(shape: Shape) -> bool:
 
 PEERS = [
     Peer("ours, in place", None, functools.partial(rotate_with_ours, inplace=True), lambda s: True),
-    Peer("ours, out of place", None, functools.partial(rotate_with_ours, inplace=False), lambda s: True),
+    Peer(
+        "ours, out of place",
+        None,
+        functools.partial(rotate_with_ours, inplace=False),
+        lambda s: True,
+        copies_tail=True,
+    ),
     Peer("Liger", "liger-kernel", _liger, lambda s: _full_neox(s) and not s.packed),
     Peer("torch.compile of HF", "transformers", functools.partial(_hugging_face, compiled=True), _full_neox),
     Peer("Hugging Face eager", "transformers", functools.partial(_hugging_face, compiled=False), _full_neox),

@@ -40,7 +40,7 @@ def draw_shares(result: dict[str, Any]) -> plt.Figure:
     for panel, shape in zip(panels.flat, shapes, strict=False):
         rows = [row for row in result["graph"] if row["shape"] == shape]
         for name, color in colors.items():
-            points = [(r["tokens"], r["limit_us"] / r["us"][name]) for r in rows if name in r["us"]]
+            points = [(r["tokens"], r["limit_us"][name] / r["us"][name]) for r in rows if name in r["us"]]
             if points:
                 panel.plot(*zip(*points, strict=True), marker=".", color=color, label=name, linewidth=1.2)
         panel.set(title=shape, xscale="log", ylim=(0, 1.05))

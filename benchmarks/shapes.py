@@ -25,10 +25,11 @@ class Shape:
     def rot_offset(self) -> int:
         return self.head_dim - self.rot_dim if self.rotate_last else 0
 
-    def moved_bytes(self, tokens: int) -> int:
-        """Compulsory bytes in place: rotated dims read and written, table rows and positions read once."""
-        size = torch.finfo(self.dtype).bits // 8
-        return tokens * (2 * (self.q_heads + self.k_heads) * self.rot_dim * size + self.rot_dim * 4 + 8)
+    def moved_bytes(self, tokens: int, *, copies_tail: bool = False) -> int:
+        """Compulsory bytes: dims read and written, table rows and positions read once."""
+        dims = self.head_dim if copies_tail else self.rot_dim
+        rows = 2 * (self.q_heads + self.k_heads) * dims * self.dtype.itemsize
+        return tokens * (rows + self.rot_dim * 4 + 8)
 
 
 SHAPES = [

@@ -41,6 +41,20 @@ def graph_us(calls: Sequence[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
+def event_us(calls: Sequence[Callable[[], object]]) -> float:
+    """Median microseconds per eager call by the GPU's clock, for calls that keep the GPU busy."""
+    times = []
+    for _ in range(_REPLAYS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times)
+
+
 def host_us(call: Callable[[], object], calls: int = 200) -> float:
     """Median microseconds of host time per eager call; the GPU is drained between batches of calls."""
     for _ in range(20):

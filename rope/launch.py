@@ -1,7 +1,6 @@
 """Tile choice, grid and launch of the Triton kernels."""
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,6 +57,9 @@ def choose_tile(geometry: Geometry, itemsize: int = 2) -> Tile:
     if interpreted():
         # The interpreter's cost is per program, whatever the tile holds.
         return Tile(_block(min(geometry.tokens, 16)), heads)
+    if geometry.batch * geometry.tokens <= 64:
+        # Few programs: what counts is how long one takes.
+        return Tile(1, min(heads, 4))
     if pairs >= 64 and half == pairs:
         return Tile(1, min(heads, 8), min(4, pairs * itemsize // 64))
     if pairs >= 64:
@@ -83,22 +85,16 @@ def rotate(
     """Rotate q and k into q_out and k_out (which may be q and k) in one launch; checks nothing."""
     if k is None or k_out is None:
         k, k_out = q, q_out
+    in_place = q_out is q
     # A launch needs some pointer where there are no positions; the kernel does not read it.
     tensors = (q, k, q_out, k_out, cos, sin, q if positions is None else positions)
     pointers = tuple([x.data_ptr() for x in tensors])
-    plan = _plan(
-        geometry,
-        tuple([x.stride() for x in tensors]),
-        q.dtype,
-        cos.dtype,
-        None if positions is None else positions.dtype,
-        cos.shape[-2],
-        inverse,
-        q_out is q,
-        q.get_device(),
-        _aligned(pointers),
-        _forced_tile,
-    )
+    out_strides = None if in_place else (q_out.stride(), k_out.stride())
+    key = (inverse, _aligned(pointers), _forced_tile, out_strides)
+    plans = geometry.kept.setdefault("plans", {})
+    plan = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _plan(geometry, tensors, positions is not None, in_place, inverse, _forced_tile)
     if plan.programs:
         plan.launch(tensors, pointers)
 
@@ -123,6 +119,9 @@ class Plan:
     device: int
     compiled: Any = None
 
+    def __post_init__(self) -> None:
+        self.arguments = (*self.numbers, *self.constants.values())
+
     def launch(self, tensors: tuple[torch.Tensor, ...], pointers: tuple[int, ...]) -> None:
         """Launch on the current stream of the tensors' device."""
         if self.device < 0 or self.device == torch._C._cuda_getDevice():
@@ -134,9 +133,11 @@ class Plan:
     def _launch_here(self, tensors: tuple[torch.Tensor, ...], pointers: tuple[int, ...]) -> None:
         kernel = self.compiled
         if kernel is None or _enter_hooks.calls or _exit_hooks.calls:
-            self.compiled = rope_kernel[(self.programs,)](
+            compiled = rope_kernel[(self.programs,)](
                 *tensors, *self.numbers, **self.constants, num_warps=self.warps
             )
+            # Not Triton's public interface: where it is another one, every launch goes the public way.
+            self.compiled = compiled if hasattr(compiled, "packed_metadata") else None
             return
         # Triton looks up the compiled kernel by its arguments at every launch, which costs more than a short
         # rotation; the plan knows it already.
@@ -151,8 +152,7 @@ class Plan:
             None,
             None,
             *pointers,
-            *self.numbers,
-            *self.constants.values(),
+            *self.arguments,
         )
 
 
@@ -161,28 +161,24 @@ _enter_hooks = triton.knobs.runtime.launch_enter_hook
 _exit_hooks = triton.knobs.runtime.launch_exit_hook
 
 
-@functools.lru_cache(maxsize=4096)
 def _plan(
     g: Geometry,
-    strides: tuple[tuple[int, ...], ...],
-    dtype: torch.dtype,
-    table_dtype: torch.dtype,
-    position_dtype: torch.dtype | None,
-    max_position: int,
-    inverse: bool,
+    tensors: tuple[torch.Tensor, ...],
+    has_positions: bool,
     in_place: bool,
-    device: int,
-    aligned: tuple[bool, ...],
+    inverse: bool,
     forced: Tile | None,
 ) -> Plan:
-    """The launch for tensors of this description; kept, because decoding repeats few of them."""
+    """The launch for tensors of this description."""
+    q, *_, cos, _, positions = tensors
+    strides = [x.stride() for x in tensors]
     x_strides = [g.bnhd_strides(s) for s in strides[:4]]
     table_strides = [s if len(s) == 3 else (0, *s) for s in strides[4:6]]
-    position_strides = (0, 0, *strides[6])[-2:] if position_dtype is not None else (0, 0)
+    position_strides = (0, 0, *positions.stride())[-2:] if has_positions else (0, 0)
     tail = 0 if in_place else g.head_dim - 2 * g.rot_half
-    x_unit, x_numbers = _in_units(dtype.itemsize, x_strides, g.rot_offset | tail)
-    table_unit, table_numbers = _in_units(table_dtype.itemsize, table_strides)
-    tile = _fit_grid(forced or choose_tile(g, dtype.itemsize), g)
+    x_unit, x_numbers = _in_units(q.element_size(), x_strides, g.rot_offset | tail)
+    table_unit, table_numbers = _in_units(cos.element_size(), table_strides)
+    tile = _fit_grid(forced or choose_tile(g, q.element_size()), g)
     q_blocks, head_blocks = _head_blocks(tile, g)
     numbers = (
         *x_numbers,
@@ -194,14 +190,14 @@ def _plan(
         g.k_heads,
         q_blocks,
         head_blocks,
-        max_position,
+        cos.shape[-2],
         g.rot_offset // x_unit,
         tail // x_unit,
     )
     constants: dict[str, object] = {
         "GPTJ": g.layout == "gptj",
         "INVERSE": inverse,
-        "HAS_POSITIONS": position_dtype is not None,
+        "HAS_POSITIONS": has_positions,
         "UNIT_DIM": all(s[3] == 1 for s in x_strides),
         "UNIT_PAIR": all(s[2] == 1 for s in table_strides),
         "X_UNIT": x_unit,
@@ -213,15 +209,13 @@ def _plan(
         "BLOCK_HALF": _block(g.rot_half),
         "BLOCK_TAIL": _block(tail),
     }
-    return Plan(_programs(tile, g), numbers, constants, tile.warps, device)
+    return Plan(_programs(tile, g), numbers, constants, tile.warps, q.get_device())
 
 
 def _aligned(pointers: tuple[int, ...]) -> tuple[bool, ...]:
     """Which pointers are multiples of 16 bytes: Triton compiles a kernel for each answer."""
-    combined = 0
-    for pointer in pointers:
-        combined |= pointer
-    if not combined & (_ALIGN_BYTES - 1):
+    a, b, c, d, e, f, g = pointers
+    if not (a | b | c | d | e | f | g) & (_ALIGN_BYTES - 1):
         return ()
     return tuple([not pointer & (_ALIGN_BYTES - 1) for pointer in pointers])
 
