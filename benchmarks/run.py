@@ -50,17 +50,16 @@ def main() -> None:
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(result, file, indent=1)
-    for name, reason in result["not_run"].items():
+    for name, reason in not_run.items():
         print(f"not run: {name}: {reason}")
 
 
 def _printed(rows: Iterable[Row]) -> Iterable[Row]:
     for row in rows:
-        times = row["us"]
-        limit = row.get("limit_us")
+        limits = row.get("limit_us", {})
         shares = "  ".join(
-            f"{name} {us:.2f}" + (f" ({limit / us:.3f})" if limit else "")
-            for name, us in times.items()  # type: ignore[attr-defined]
+            f"{name} {us:.2f}" + (f" ({limits[name] / us:.3f})" if limits else "")
+            for name, us in row["us"].items()
         )
         print(f"{row['shape']} T={row['tokens']}: {shares}", flush=True)
         yield row
