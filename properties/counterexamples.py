@@ -18,6 +18,7 @@ import pytest
 from torch.utils import collect_env
 
 from properties import diagnosis, repro
+from properties.deaths import simplest_death
 from properties.error_map import svg_map, text_map
 from properties.failures import Crash, Failure
 from properties.implementations import Implementation
@@ -71,7 +72,8 @@ def describe(failure: Failure, test: str, *, search: bool, flaky: bool = False) 
 def _replay_command(test: str, implementation: Implementation) -> str:
     folder = test.partition("::")[0].rpartition("/")[0] or "."
     spec = f"--impl {shlex.quote(implementation.spec)} " if implementation.spec else ""
-    return f"pytest {folder}/ {spec}--replay {{path}}"
+    against = f"--against {shlex.quote(implementation.against.spec)} " if implementation.against else ""
+    return f"pytest {folder}/ {spec}{against}--replay {{path}}"
 
 
 def analyse(found: Counterexample, failure: Failure, implementations: list[Implementation]) -> None:
@@ -329,6 +331,7 @@ class Counterexamples:
         implementation = next((i for i in self.implementations if i.name == died.implementation), None)
         if implementation is None or self.config.getoption("--no-reports"):
             return
+        case = simplest_death(implementation, died.case)
         found = Counterexample(
             implementation=died.implementation,
             spec=implementation.spec,
@@ -336,13 +339,13 @@ class Counterexamples:
             statement="the call comes back",
             failure=Crash.__name__,
             title="the process dies",
-            message=f"{what} while this case ran",
-            case=died.case.to_json(),
+            message=f"{what} while {died.case!r} ran" if case != died.case else f"{what} while this case ran",
+            case=case.to_json(),
             test=test,
             search=False,
             command=_replay_command(test or "properties/", implementation),
         )
-        _script(found, implementation, died.case, died=True)
+        _script(found, implementation, case, died=True)
         self._write(found)
 
 

@@ -1,5 +1,7 @@
 """Run an implementation on a case, and the checks that properties are made of."""
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +83,21 @@ def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[
         if arena.device.type == "cuda":
             torch.cuda.synchronize(arena.device)
     except Exception as error:
+        if arena.device.type == "cuda" and _is_lost(arena.device):
+            # No later case could run here. A dead worker is replaced, and its last case is on disk.
+            print(f"{implementation.name} left the GPU unusable: {error}", file=sys.stderr, flush=True)
+            os.abort()
         raise Crash(f"raised {type(error).__name__}: {error}") from error
     return returned, watched.guarded, trace
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether an illegal access has made the device unusable for the rest of the process."""
+    try:
+        torch.cuda.synchronize(device)
+    except Exception:
+        return True
+    return False
 
 
 def execute(implementation: Implementation, case: RopeCase, **values: torch.Tensor) -> Run:

@@ -112,7 +112,7 @@ def _verdict(found: Counterexample) -> str:
         f"**{found.failure}**: {found.message}.",
     ]
     if found.failure == "Crash" and found.simplified is None:
-        lines[1] = "The process died in this case, which is not simplified:"
+        lines[1] = "The process dies in this case (met by a run, then simplified):"
     if found.flaky:
         lines.append("It did not fail every time that the same case ran.")
     if found.diagnosis:

@@ -124,7 +124,7 @@ def simplify(failure: Failure, seconds: float = 10.0) -> Failure:
     simplest, changed = failure, True
     while changed:
         changed = False
-        for simpler in _simpler(simplest.case):
+        for simpler in simpler_cases(simplest.case):
             domain = tried.domain(implementation)
             if domain is None or domain.why_outside(simpler) is not None:
                 continue
@@ -143,7 +143,7 @@ def simplify(failure: Failure, seconds: float = 10.0) -> Failure:
     return simplest
 
 
-def _simpler(case: RopeCase) -> Iterator[RopeCase]:
+def simpler_cases(case: RopeCase) -> Iterator[RopeCase]:
     """Cases that differ in one field, which is simpler."""
     for name, value in non_default(case).items():
         default = default_of(next(f for f in fields(case) if f.name == name))
@@ -152,7 +152,9 @@ def _simpler(case: RopeCase) -> Iterator[RopeCase]:
             steps += [((0, sum(length for _, length in value)),)]
             steps += [((0, length),) for _, length in value] + [((start, 1),) for start, _ in value]
             steps += [value[:i] + value[i + 1 :] for i in range(len(value))]
-            steps += [tuple((start, min(length, 2)) for start, length in value)]
+            steps += [tuple((start, min(length, most)) for start, length in value) for most in (2, 3)]
+            steps += [tuple((start, length - length // 2) for start, length in value)]
+            steps += [tuple((start // 2, length) for start, length in value)]
         elif type(value) is int and type(default) is int:
             steps += [n for n in (default + 1, (value + default) // 2) if n < value]
         elif name == "k_heads" and value is not None:

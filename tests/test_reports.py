@@ -47,7 +47,14 @@ def rope(q, *arguments, **options):
         os.abort()
     return rope_eager(q, *arguments, **options)
 
-DOMAIN = Domain(layouts=("neox",), dtypes=("float32",), ranks=(3,), head_dims=(4,))
+DOMAIN = Domain(
+    layouts=("neox",),
+    dtypes=("float32",),
+    ranks=(3,),
+    heads_first=(False,),
+    tails=("none",),
+    head_dims=(4,),
+)
 ROPE = Implementation("dying", rope, DOMAIN)
 """
 
@@ -213,7 +220,7 @@ def test_a_worker_that_dies_leaves_a_report(tmp_path: Path) -> None:
     done = run_pytest(
         tmp_path, "-n", "1", oracle, "--impl", "dying.py:ROPE", "-k", "neox", "--max-worker-restart=0"
     )
-    assert_died(tmp_path, done.stdout, "worker gw0 died while this case ran")
+    assert_died(tmp_path, done.stdout, "worker gw0 died while ")
 
 
 def test_a_run_that_dies_is_reported_by_the_next(tmp_path: Path) -> None:
@@ -223,7 +230,7 @@ def test_a_run_that_dies_is_reported_by_the_next(tmp_path: Path) -> None:
     died = run_pytest(tmp_path, *oracle, "--impl", "dying.py:ROPE", "-k", "neox")
     assert died.returncode < 0
     done = run_pytest(tmp_path, *oracle, "--impl", "dying.py:ROPE", "-k", "nothing")
-    assert_died(tmp_path, done.stdout, "an earlier run died while this case ran")
+    assert_died(tmp_path, done.stdout, "an earlier run died while ")
 
 
 def assert_died(folder: Path, printed: str, message: str) -> None:
@@ -233,7 +240,7 @@ def assert_died(folder: Path, printed: str, message: str) -> None:
     assert message in text
     assert "In a fresh process it exited with 1: `FAULT: the process died of signal 6`" in text
     case = RopeCase.from_json((folder / "counterexamples" / report / "case.json").read_text())
-    assert case.tokens > 2
+    assert case == RopeCase(requests=((0, 3),), rot_half=2)
 
 
 def test_the_journal_holds_the_running_case_and_costs_little(tmp_path: Path) -> None:
