@@ -135,6 +135,7 @@ def _is_plain(
     )
 
 
+@torch.compiler.assume_constant_result
 def _is_transformed() -> bool:
     """Whether torch.func or forward-mode AD is at work."""
     return _functorch_is_active() or forward_ad._current_level >= 0
@@ -150,15 +151,21 @@ def _rotate_traced(
     options: Options,
 ) -> Rotated:
     """apply_rope under torch.compile and other tracers, torch.func, forward-mode AD, tensor subclasses."""
-    if not is_compiling():
-        geometry = check_call(q, k, cos, sin, positions, *options[:4])
+    if is_compiling():
         if _is_transformed():
-            if inplace:
-                raise RopeError(
-                    "inplace=True inside a torch.func transform or forward-mode AD, which would lose the "
-                    "change: pass inplace=False"
-                )
-            return eager.rotated(q, k, cos, sin, positions, geometry, inverse=options.inverse)
+            raise RopeError(
+                "apply_rope inside a torch.func transform or forward-mode AD inside torch.compile is not "
+                "supported: transform without compiling, or compile without transforming"
+            )
+        return operators.rotate(q, k, cos, sin, positions, inplace, options)
+    geometry = check_call(q, k, cos, sin, positions, *options[:4])
+    if _is_transformed():
+        if inplace:
+            raise RopeError(
+                "inplace=True inside a torch.func transform or forward-mode AD, which would lose the "
+                "change: pass inplace=False"
+            )
+        return eager.rotated(q, k, cos, sin, positions, geometry, inverse=options.inverse)
     return operators.rotate(q, k, cos, sin, positions, inplace, options)
 
 

@@ -6,9 +6,11 @@ A plain eager call never comes here: an operator costs host time that the launch
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from rope import api, autograd
 from rope.checks import Options, check_call
+from rope.errors import RopeError
 
 _ARGUMENTS = (
     "Tensor cos, Tensor sin, Tensor? positions, str layout, SymInt? rot_dim, SymInt rot_offset, "
@@ -46,6 +48,13 @@ def rotate(
 def is_traced() -> bool:
     """Whether a fake, functional or proxy mode is active."""
     return any(torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
+
+
+def _refuse_forward_mode() -> None:
+    if forward_ad._current_level >= 0:
+        raise RopeError(
+            "the operators of rope have no forward-mode derivative: call apply_rope, without torch.compile"
+        )
 
 
 def _listed(outputs: "api.Rotated") -> list[torch.Tensor]:
@@ -105,6 +114,7 @@ def _rotate_recorded(
     positions: torch.Tensor | None,
     *options: Any,
 ) -> list[torch.Tensor]:
+    _refuse_forward_mode()
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
         return _listed(autograd.rotate(q, k, cos, sin, positions, False, Options(*options)))
     with torch._C._AutoDispatchBelowAutograd():
@@ -119,6 +129,7 @@ def _rotate_in_place_recorded(
     positions: torch.Tensor | None,
     *options: Any,
 ) -> None:
+    _refuse_forward_mode()
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
         autograd.rotate(q, k, cos, sin, positions, True, Options(*options))
         return

@@ -1,7 +1,9 @@
 """The drop-ins against what they stand for: Hugging Face models and functions, and the definition."""
 
 import importlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +186,15 @@ class TestVLLM:
     def test_a_query_that_does_not_fit_is_refused(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(RopeError, match=r"query has shape .* expected \(3, 'heads \* 8'\)"):
             compat.rotary_embedding(torch.arange(3), torch.ones(shape), None, 8, torch.ones(4, 8), True)
+
+
+def test_the_documented_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    llama = importlib.import_module("transformers.models.llama.modeling_llama")
+    # Registered, so that the original comes back after the example has replaced it.
+    monkeypatch.setattr(llama, "apply_rotary_pos_emb", llama.apply_rotary_pos_emb)
+    for page in ("drop-ins.md", "training.md"):
+        names: dict[str, Any] = {}
+        text = (Path(__file__).parent.parent / "docs" / page).read_text()
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(compile(block, page, "exec"), names)
+    assert llama.apply_rotary_pos_emb is compat.apply_rotary_pos_emb

@@ -198,3 +198,29 @@ def test_positions_are_checked_when_the_compiled_code_runs() -> None:
     compiled(q, k, positions, "neox")
     with pytest.raises(RopeError, match="token 2 has position 16"):
         compiled(q, k, torch.tensor([0, 1, 16]), "neox")
+
+
+@pytest.mark.parametrize("name", ["vmap", "jvp", "grad"])
+def test_a_transform_inside_a_compiled_function_is_refused(name: str) -> None:
+    rotated = lambda q: apply_rope(q, None, COS, SIN)  # noqa: E731
+    transformed = {
+        "vmap": lambda q: torch.vmap(rotated)(q[None]),
+        "jvp": lambda q: torch.func.jvp(rotated, (q,), (q,)),
+        "grad": lambda q: torch.func.grad(lambda x: rotated(x).sum())(q),
+    }[name]
+    compiled = torch.compile(transformed, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="transform without compiling"):
+        compiled(activations()[0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_tangent_is_dropped(compiled: bool) -> None:
+    q, _, positions = activations()
+    call = lambda q: torch.ops.rope.rotate(q, None, COS, SIN, positions, *OPTIONS)  # noqa: E731
+    if compiled:
+        call = lambda q: apply_rope(q, None, COS, SIN, positions)  # noqa: E731
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(Exception, match="forward-mode"):
+            call(dual)
