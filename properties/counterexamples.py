@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,9 @@ from strategies import RopeCase
 FOLDER = "counterexamples"
 RECORD = pytest.StashKey[Record]()
 _SCRIPT_SECONDS = 120
+# For the study of one case; and, of all, after which a process studies its cases only briefly.
+_SECONDS_OF_ONE = 10.0
+_SECONDS = 120.0
 _TENSORS = ("q", "k", "v", "cos", "sin", "positions")
 # Hardware lines that say nothing about a kernel.
 _NOISE = ("Flags:", "Vulnerability ", "BogoMIPS", "NUMA node")
@@ -76,13 +80,18 @@ def _replay_command(test: str, implementation: Implementation) -> str:
     return f"pytest {folder}/ {spec}{against}--replay {{path}}"
 
 
-def analyse(found: Counterexample, failure: Failure, implementations: list[Implementation]) -> None:
-    """Run the case in other ways and fill in what they show."""
+def analyse(
+    found: Counterexample,
+    failure: Failure,
+    implementations: list[Implementation],
+    seconds: float = _SECONDS_OF_ONE,
+) -> None:
+    """Run the case in other ways and fill in what they show; its fields are studied for some seconds."""
     implementation, case, tried = failure.implementation, failure.case, failure.property
     _map(found, failure)
     if found.failure in ("Mismatch", "TailChanged", "NotDeterministic"):
         found.diagnosis = [d.sentence() for d in diagnosis.diagnose(implementation, case)]
-    studied = study(tried, implementation, case, found.failure)
+    studied = study(tried, implementation, case, found.failure, seconds)
     found.simplified = [(c.change, c.outcome) for c in studied.simplified]
     found.varied = [(c.change, c.outcome) for c in studied.varied]
     found.irrelevant, found.triggers = studied.irrelevant(), studied.triggers()
@@ -222,6 +231,7 @@ class Counterexamples:
         self.written: dict[str, Counterexample] = {}
         self._analysed: dict[str, int] = {}
         self._environment = ""
+        self._spent = 0.0
         self._folder = Path(config.invocation_params.dir, FOLDER)
         self._journals = Path(tempfile.mkdtemp(prefix="rope-journals-")) if not self.is_worker else None
         self._left_over = Path(config.rootpath, ".pytest_cache", "rope")
@@ -229,7 +239,10 @@ class Counterexamples:
             path = Path(config.workerinput["rope_journal"])  # type: ignore[attr-defined]
         else:
             path = self._left_over / f"running-{os.getpid()}.json"
-        self.journal = Journal(path)
+        try:
+            self.journal = Journal(path)
+        except OSError:  # a folder that cannot be written to: no later run will find the case
+            self.journal = Journal(Path(tempfile.mkdtemp(prefix="rope-journal-")) / path.name)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -254,10 +267,13 @@ class Counterexamples:
         """Describe a failure; simplify and analyse it when its case is the simplest of its kind so far."""
         found = describe(failure, test, search=search, flaky=flaky)
         if len(found.case) < self._analysed.get(found.folder(), sys.maxsize):
-            simplest = simplify(failure)
+            start = time.monotonic()
+            seconds = _SECONDS_OF_ONE if self._spent < _SECONDS else 1.0
+            simplest = simplify(failure, seconds)
             found = describe(simplest, test, search=search, flaky=flaky)
             self._analysed[found.folder()] = len(found.case)
-            analyse(found, simplest, self.implementations)
+            analyse(found, simplest, self.implementations, seconds)
+            self._spent += time.monotonic() - start
         return found
 
     def pytest_runtest_logreport(self, report: Any) -> None:
