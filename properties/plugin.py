@@ -114,7 +114,7 @@ def _device(config: pytest.Config) -> str:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> Iterable[pytest.Function] | None:
-    if not isinstance(obj, Property):
+    if not isinstance(obj, Property) or not name.startswith("test"):
         return None
     return [
         pytest.Function.from_parent(collector, name=f"{name}[{test_id}]", callobj=test)
