@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from rope import autograd, eager, operators
-from rope.checks import Options, check_call, check_in_place, check_position_range
+from rope.checks import PLAIN_TYPES, Options, check_call, check_in_place, check_position_range
 from rope.errors import RopeError
 
 # Short ways to what an eager call asks every time: decoding waits for the host.
@@ -111,10 +111,6 @@ def rotate_unrecorded(
     return q_out if k_out is None else (q_out, k_out)
 
 
-# What torch.Tensor itself or a module holds; any other subclass sees the call as an operator.
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-
-
 def _is_plain(
     q: torch.Tensor,
     k: torch.Tensor | None,
@@ -127,11 +123,11 @@ def _is_plain(
         not is_compiling()
         and not _is_transformed()
         and not (_dispatch_modes() and operators.is_traced())
-        and type(q) in _PLAIN_TYPES
-        and (k is None or type(k) in _PLAIN_TYPES)
-        and type(cos) in _PLAIN_TYPES
-        and type(sin) in _PLAIN_TYPES
-        and (positions is None or type(positions) in _PLAIN_TYPES)
+        and type(q) in PLAIN_TYPES
+        and (k is None or type(k) in PLAIN_TYPES)
+        and type(cos) in PLAIN_TYPES
+        and type(sin) in PLAIN_TYPES
+        and (positions is None or type(positions) in PLAIN_TYPES)
     )
 
 

@@ -15,6 +15,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _INTS = (int, torch.SymInt)
+# What torch.Tensor itself or a module holds, as against other subclasses.
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 # Sizes, dtype, device, layout and strides of a tensor.
@@ -49,7 +51,7 @@ class Geometry:
     rot_half: int
     rot_offset: int
     heads_first: bool
-    kept: dict[str, Any] = field(default_factory=dict, repr=False)
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def bnhd_strides(self, strides: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Strides of q, k or an output in the order (batch, token, head, dim)."""
@@ -81,7 +83,7 @@ def check_call(
         tensors = tuple(x for x in tensors if x is not None)
     options = (layout, rot_dim, rot_offset, head_axis, k is None, positions is None)
     last_options, guard, geometry = _last_call
-    if last_options == options and guard.check(*tensors):
+    if last_options == options and _have_strides(tensors) and guard.check(*tensors):
         return geometry
     described = _describe(q, k, cos, sin, positions)
     if cos.dtype in _SIXTEEN_BIT:
@@ -92,13 +94,7 @@ def check_call(
         # Symbolic sizes, of a tracer, have no hash to be kept by.
         return _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
     if _TensorGuards is not None and type(q) is torch.Tensor and cos.dtype not in _SIXTEEN_BIT:
-        if "guard" not in geometry.kept:
-            geometry.kept["guard"] = _TensorGuards(
-                *tensors,
-                dynamic_dims_sizes=[list(x.shape) for x in tensors],
-                dynamic_dims_strides=[list(x.stride()) for x in tensors],
-            )
-        _last_call = options, geometry.kept["guard"], geometry
+        _last_call = options, _guard(tensors, geometry), geometry
     return geometry
 
 
@@ -107,6 +103,26 @@ def check_call(
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 # The options, the guard and the geometry of the last call; the next layer of a model makes the same one.
 _last_call: tuple[Any, Any, Any] = (None, None, None)
+
+
+def _have_strides(tensors: tuple[Any, ...]) -> bool:
+    """Whether a guard may see these: it ends the process at a nested or a compressed sparse tensor."""
+    for x in tensors:
+        if type(x) not in PLAIN_TYPES or x.layout is not torch.strided or x.is_nested:
+            return False
+    return True
+
+
+def _guard(tensors: tuple[torch.Tensor, ...], geometry: Geometry) -> Any:
+    """The guard that these tensors pass; they differ in what no geometry depends on, but a guard does."""
+    state = (torch.is_inference_mode_enabled(), *((x.requires_grad, x.is_inference()) for x in tensors))
+    guard = geometry.kept.get(state)
+    if guard is None or not guard.check(*tensors):
+        sizes = [list(x.shape) for x in tensors]
+        strides = [list(x.stride()) for x in tensors]
+        guard = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        geometry.kept[state] = guard
+    return guard
 
 
 def _describe(
@@ -137,8 +153,9 @@ def _check_tensors(**arguments: object) -> None:
             continue
         if not isinstance(value, torch.Tensor):
             raise RopeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-        if value.layout is not torch.strided:
-            raise RopeError(f"{name} must be a strided tensor, got layout {value.layout}: densify it")
+        if value.layout is not torch.strided or value.is_nested:
+            kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+            raise RopeError(f"{name} must be a strided tensor, got {kind}: densify it")
 
 
 # Kept, because a decoding loop makes the same call for every layer and every token.

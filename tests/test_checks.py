@@ -29,6 +29,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "no tensor": {"cos": [1.0]},
     "None": {"q": None},
     "sparse": {"q": torch.ones(3, 4, 8).to_sparse()},
+    "compressed sparse": {"cos": torch.ones(5, 4).to_sparse_csr()},
+    "nested": {"q": torch.nested.nested_tensor([torch.ones(4, 8), torch.ones(2, 8)])},
     "repeats in place": {"q": torch.ones(3, 1, 8).expand(3, 4, 8), "inplace": True},
     "layout": {"layout": "NEOX"},
     "rot_dim": {"rot_dim": 4},
@@ -68,3 +70,14 @@ def test_no_tensor_is_kept_alive() -> None:
     references = [weakref.ref(x) for x in given.values()]
     given.clear()
     assert all(reference() is None for reference in references)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_quick_way_is_taken_again_after_the_mode_changed(mode: Any) -> None:
+    options = ("neox", None, 0, -2)
+    with torch.no_grad():
+        first = checks.check_call(*arguments().values(), *options)
+    with mode():
+        given = arguments()
+        assert checks.check_call(*given.values(), *options) is first
+        assert checks._last_call[1].check(*given.values())
