@@ -104,7 +104,8 @@ def search(
             kills.append(Kill(type(failure).__name__, tried, seconds, case))
             raise
 
-    test.__qualname__ = prop.name
+    # Hypothesis derives its choices from the name when it is not random.
+    test.__name__ = test.__qualname__ = prop.name
     profile = settings(
         max_examples=cases,
         derandomize=True,
