@@ -17,6 +17,7 @@ _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _INTS = (int, torch.SymInt)
 # What torch.Tensor itself or a module holds, as against other subclasses.
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+_STRIDED = torch.strided
 
 
 # Sizes, dtype, device, layout and strides of a tensor.
@@ -108,7 +109,7 @@ _last_call: tuple[Any, Any, Any] = (None, None, None)
 def _have_strides(tensors: tuple[Any, ...]) -> bool:
     """Whether a guard may see these: it ends the process at a nested or a compressed sparse tensor."""
     for x in tensors:
-        if type(x) not in PLAIN_TYPES or x.layout is not torch.strided or x.is_nested:
+        if type(x) not in PLAIN_TYPES or x.layout is not _STRIDED or x.is_nested:
             return False
     return True
 
