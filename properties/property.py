@@ -85,7 +85,7 @@ class Property:
 
         test.__name__ = test.__qualname__ = self.name
         if settings().derandomize:
-            # Hypothesis chooses by the source of the test, which is the same for all: each tries its own cases.
+            # Hypothesis would choose by the test's source, which all share: each tries cases of its own.
             seed(zlib.crc32(f"{self.name} {implementation.name} {variant}".encode()))(test)
         return given(case=cases)(test)
 

@@ -6,7 +6,6 @@ prints the matrix, for the mutants of these names or for all, and writes docs/ki
 """
 
 import argparse
-import contextlib
 import importlib
 import os
 import statistics
@@ -111,12 +110,16 @@ def search(
         deadline=None,
         phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
         suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
+        report_multiple_bugs=shrink,
     )
-    # A mutant that remembers does not fail twice on one case, which Hypothesis calls flaky.
-    with contextlib.suppress(Failure, Flaky, pytest.skip.Exception), warnings.catch_warnings():
+    search_for = seed(zlib.crc32(prop.name.encode()))(profile(given(case=drawn)(test)))
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seed(zlib.crc32(prop.name.encode()))(profile(given(case=drawn)(test)))()
+        try:
+            search_for()
+        # A mutant that remembers does not fail twice on one case, which Hypothesis calls flaky.
+        except* (Failure, Flaky, pytest.skip.Exception):
+            pass
     if not kills:
         return None
     return replace(kills[0], case=min((kill.case for kill in kills), key=_size))
