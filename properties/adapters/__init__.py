@@ -2,6 +2,7 @@
 
 # What --impl calls them, and where they are.
 ADAPTERS: dict[str, str] = {
+    "rope-interpreted": "properties.adapters.interpreted:interpreted",
     "hugging-face": "properties.adapters.hugging_face:hugging_face",
     "hugging-face-compiled": "properties.adapters.hugging_face:compiled",
     "liger": "properties.adapters.liger:liger",
