@@ -91,7 +91,10 @@ def test_scaling_by_two_is_exact(implementation: Implementation, case: RopeCase)
     if implementation.domain.why_outside(case):
         return
     run = execute(implementation, case)
-    doubled = execute(implementation, case, **{n: 2 * x for n, x in _inputs(run).items()})
+    twice = {n: 2 * x for n, x in _inputs(run).items()}
+    if any((x.isinf() & ~_inputs(run)[n].isinf()).any() for n, x in twice.items()):
+        return  # an input overflows
+    doubled = execute(implementation, case, **twice)
     for name, out in run.outputs.items():
         normal = torch.from_numpy(_products_are_normal(run, name)) & (
             out.abs() >= torch.finfo(out.dtype).tiny
