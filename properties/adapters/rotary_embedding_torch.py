@@ -56,6 +56,6 @@ def _per_token(q: Any, cos: Any, sin: Any, positions: Any, heads_first: bool) ->
 rotary_embedding_torch = Implementation(
     "rotary-embedding-torch",
     _call,
-    Domain(layouts=("gptj",), inplace=(False,)),
+    Domain(layouts=("gptj",), inplace=(False,), table_dtypes=("float32",)),
     package="rotary-embedding-torch",
 )
