@@ -232,6 +232,7 @@ class Counterexamples:
         self._analysed: dict[str, int] = {}
         self._environment = ""
         self._spent = 0.0
+        self._notes: list[str] = []
         self._folder = Path(config.invocation_params.dir, FOLDER)
         self._journals = Path(tempfile.mkdtemp(prefix="rope-journals-")) if not self.is_worker else None
         self._left_over = Path(config.rootpath, ".pytest_cache", "rope")
@@ -303,6 +304,8 @@ class Counterexamples:
             (folder / "map.svg").write_text(found.svg_map)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for text in self._notes:
+            terminalreporter.write_line(text)
         if not self.written:
             return
         terminalreporter.section("counterexamples")
@@ -330,7 +333,7 @@ class Counterexamples:
             report.longrepr = f"{report.longrepr}, on {died.case!r}"
 
     def pytest_sessionstart(self) -> None:
-        """Report what an earlier run without xdist died in: nobody was left to do it."""
+        """Name the case that an earlier run without xdist ended in: nobody was left to do it."""
         if self.is_worker:
             return
         for path in self._left_over.glob("running-*.json"):
@@ -338,9 +341,15 @@ class Counterexamples:
             if pid == os.getpid() or _alive(pid):
                 continue
             died = last_case(path)
-            path.unlink()
+            path.unlink(missing_ok=True)
             if died is not None:
-                self._died(died, "", "an earlier run died")
+                # It may as well have been killed from outside, so no report is made of it.
+                kept = path.with_name(f"ended-{pid}.json")
+                kept.write_text(died.case.to_json())
+                self._notes.append(
+                    f"An earlier run ended while {died.implementation} ran {died.property} on {died.case!r}. "
+                    f"If it died by itself, replay it in a worker, which gives a report: -n 1 --replay {kept}"
+                )
 
     def _died(self, died: LastCase, test: str, what: str) -> None:
         """Write the report of a case that took its process down."""

@@ -223,14 +223,18 @@ def test_a_worker_that_dies_leaves_a_report(tmp_path: Path) -> None:
     assert_died(tmp_path, done.stdout, "worker gw0 died while ")
 
 
-def test_a_run_that_dies_is_reported_by_the_next(tmp_path: Path) -> None:
+def test_a_run_that_dies_leaves_its_case_to_the_next(tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     oracle = f"{ROOT}/properties/test_reference.py", "-c", "pytest.ini", "-p", "properties.plugin"
     died = run_pytest(tmp_path, *oracle, "--impl", "dying.py:ROPE", "-k", "neox")
     assert died.returncode < 0
     done = run_pytest(tmp_path, *oracle, "--impl", "dying.py:ROPE", "-k", "nothing")
-    assert_died(tmp_path, done.stdout, "an earlier run died while ")
+    said = re.search(
+        r"An earlier run ended while dying ran test_matches_the_oracle on .*--replay (\S+)", done.stdout
+    )
+    assert said is not None, done.stdout
+    assert RopeCase.from_json(Path(said[1]).read_text()).tokens > 2
 
 
 def assert_died(folder: Path, printed: str, message: str) -> None:

@@ -55,7 +55,7 @@ def test_a_correct_kernel_passes(failure: str, case: RopeCase) -> None:
         (
             "Mismatch",
             "wrong_sign",
-            "FAULT: q_out[batch 0, token 0, head 2, dim 1] is -1.3254456520080566, exact 0.4931",
+            "FAULT: q_out[batch 0, token 0, head 2, dim 1] is -1.3254456520080566",
         ),
         ("UnwrittenOutput", "unwritten", "FAULT: q_out[batch 0, token 0, head 0, dim 0] was never written"),
         ("TailChanged", "tail_changed", "FAULT: k_out[batch 0, token 0, head 0, dim 3] does not rotate"),
