@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from properties import test_reference, test_trace  # modules: a property in this namespace would run
 from properties.counterexamples import analyse, describe
 from properties.failures import Failure
 from properties.implementations import Implementation, bundled
@@ -19,8 +20,6 @@ from properties.record import Journal, Record, last_case, recording
 from properties.replay import case_of
 from properties.report import in_words, render
 from properties.study import simplify
-from properties.test_reference import test_matches_the_oracle
-from properties.test_trace import test_reads_stay_inside
 from strategies import Domain, RopeCase
 
 ROOT = Path(__file__).parents[1]
@@ -33,9 +32,9 @@ REPORTS = (
 # A case for each of the planted faults, as a search meets it.
 _MET = RopeCase(requests=((3, 2), (0, 1)), q_heads=3, k_heads=3, rot_half=2, table_fill="ramp", fill="normal")
 FOUND = {
-    REPORTS[0]: (test_matches_the_oracle, replace(_MET, requests=((3, 2),))),
-    REPORTS[1]: (test_matches_the_oracle, _MET),
-    REPORTS[2]: (test_reads_stay_inside, _MET),
+    REPORTS[0]: (test_reference.test_matches_the_oracle, replace(_MET, requests=((3, 2),))),
+    REPORTS[1]: (test_reference.test_matches_the_oracle, _MET),
+    REPORTS[2]: (test_trace.test_reads_stay_inside, _MET),
 }
 DYING = """
 import os
