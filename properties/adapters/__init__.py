@@ -8,6 +8,7 @@ ADAPTERS: dict[str, str] = {
     "liger": "properties.adapters.liger:liger",
     "liger-16-bit-table": "properties.adapters.liger:with_16_bit_table",
     "flash-linear-attention": "properties.adapters.flash_linear_attention:flash_linear_attention",
+    "flash-linear-attention-in-place": "properties.adapters.flash_linear_attention:in_place",
     "flash-attention": "properties.adapters.flash_attention:flash_attention",
     "rotary-embedding-torch": "properties.adapters.rotary_embedding_torch:rotary_embedding_torch",
     "vllm": "properties.adapters.vllm:vllm",

@@ -5,6 +5,7 @@ x is (batch, tokens, heads, head_dim), or (1, tokens, heads, head_dim) with cu_s
 (max_position, rot_dim / 2) in the dtype of x; head_dim at most 256 and a first position per sequence.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ flash_linear_attention = Implementation(
         dtypes=("float32", "bfloat16", "float16"),
         heads_first=(False,),
         tails=("none", "after"),
+        inplace=(False,),
         inverse=(False,),
         head_dims=tuple(range(2, 257, 2)),
         empty=False,
@@ -46,4 +48,12 @@ flash_linear_attention = Implementation(
         needs="interpreter",
     ),
     package="flash-linear-attention",
+)
+# In place it rotates a copy of what is not dense (docs/findings.md); without those the rest can be judged.
+in_place = replace(
+    flash_linear_attention,
+    name="flash-linear-attention-in-place",
+    domain=replace(
+        flash_linear_attention.domain, inplace=(True,), q_strides=("dense",), k_strides=("dense",)
+    ),
 )
