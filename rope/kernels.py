@@ -191,8 +191,9 @@ def _rotate_heads(
         lo, hi = _load_neox(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF)
     lo = lo.to(arithmetic)
     hi = hi.to(arithmetic)
-    new_lo = (lo * cos - hi * sin).to(dtype)
-    new_hi = (hi * cos + lo * sin).to(dtype)
+    # Left to itself the compiler fuses one product or the other, by tile and strides: results must not.
+    new_lo = tl.fma(lo, cos, -(hi * sin)).to(dtype)
+    new_hi = tl.fma(hi, cos, lo * sin).to(dtype)
     if GPTJ:
         _store_gptj(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
     else:
