@@ -52,22 +52,39 @@ def test_every_option_is_listed():
         assert f"| `{profile}` | {examples} |" in page
 
 
-def test_every_property_is_listed():
-    page = (ROOT / "docs" / "properties.md").read_text()
-    for path in sorted((ROOT / "properties").glob("test_*.py")):
-        for name in _properties(path):
-            assert f"`{name}`" in page, f"docs/properties.md does not list {name} of {path.name}"
+def test_the_page_of_properties_says_what_their_docstrings_say():
+    """`python tests/test_docs.py` writes the page anew."""
+    assert (ROOT / "docs" / "properties.md").read_text() == _properties_page()
 
 
-def _properties(path: Path) -> list[str]:
-    """Names of the functions that rope_property decorates."""
-    return [
-        node.name
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef)
-        and any("rope_property" in ast.dump(d) for d in node.decorator_list)
+def _properties_page() -> str:
+    lines = [
+        "# Properties",
+        "",
+        "What must hold for every case, by family. Each is one test for every implementation, layout and dtype,",
+        "and for the shapes of published models. This page repeats the docstrings of `properties/test_*.py`.",
     ]
+    for path in sorted((ROOT / "properties").glob("test_*.py")):
+        module = ast.parse(path.read_text())
+        rows = [
+            f"| `{node.name}` | {_one_line(node)} |"
+            for node in module.body
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        ]
+        lines += ["", f"## `{path.name}`", "", _one_line(module)]
+        if rows:
+            lines += ["", "| property | holds when |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(node: ast.Module | ast.FunctionDef) -> str:
+    docstring = ast.get_docstring(node) or node.name.removeprefix("test_").replace("_", " ")  # type: ignore[union-attr]
+    return " ".join(docstring.split()).replace("|", "\\|")
 
 
 def _python_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "properties.md").write_text(_properties_page())
