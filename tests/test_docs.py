@@ -61,7 +61,7 @@ def _properties_page() -> str:
     lines = [
         "# Properties",
         "",
-        "What must hold for every case, by family. Each is one test for every implementation, layout and dtype,",
+        "What must hold for every case, by family. Each is one test per implementation, layout and dtype,",
         "and for the shapes of published models. This page repeats the docstrings of `properties/test_*.py`.",
     ]
     for path in sorted((ROOT / "properties").glob("test_*.py")):
