@@ -23,7 +23,7 @@ def test_matches_hugging_face(implementation: Implementation, case: RopeCase) ->
     """neox equals transformers' Llama `apply_rotary_pos_emb` on the same values and tables.
 
     Run in float64 it is met within the derived bound. Run as its users do, with float32 tables, it is met
-    within 1e-3 in float16 where no product is above 1000.
+    within 1e-3 in float16 where no product is above 1000, by what computes in float32.
     """
     llama = pytest.importorskip(
         "transformers.models.llama.modeling_llama", reason="needs transformers (extra: peers)"
@@ -35,7 +35,7 @@ def test_matches_hugging_face(implementation: Implementation, case: RopeCase) ->
     usual = llama.apply_rotary_pos_emb(q, k, cos.float(), sin.float(), unsqueeze_dim=2)
     for name, theirs, rounded in zip(("q", "k"), exact, usual, strict=True):
         _compare(run, name, theirs.numpy(), run.verdict(name).bound, "Hugging Face in float64")
-        if case.dtype == "float16":
+        if case.dtype == "float16" and implementation.domain.compute == "float32":
             products = np.abs(run.exact(name).first) + np.abs(run.exact(name).second)
             within = np.where(products < 1e3, 1e-3 + 1e-3 * np.abs(rounded.double().numpy()), np.inf)
             _compare(run, name, rounded.double().numpy(), within, "Hugging Face")
