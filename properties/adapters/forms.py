@@ -38,15 +38,15 @@ def by_sequence(x: torch.Tensor, positions: torch.Tensor | None, rotate: Rotate)
         positions: as in apply_rope.
         rotate: called with x, the first positions and cu_seqlens `(sequences + 1,)` int32; or with x, the
             first positions and None, where x has one sequence in each row.
-
-    Raises:
-        ValueError: the positions of a row do not follow each other.
     """
     if x.dim() == 4:
         if positions is None or not positions.numel():
             return rotate(x, 0, None)
         if not (positions.diff(dim=-1) == 1).all():
-            raise ValueError("positions of a batch row do not follow each other, which has no such form")
+            rows = [
+                by_sequence(row, p, rotate) for row, p in zip(x, positions.expand(x.shape[:2]), strict=True)
+            ]
+            return x if rows[0].data_ptr() == x.data_ptr() else torch.stack(rows)
         if positions.dim() == 1:
             return rotate(x, int(positions[0]), None)
         return rotate(x, positions[:, 0], None)
