@@ -107,14 +107,13 @@ test_more_than_65535 = FixedCases(
 
 def _two_of_each(case: RopeCase) -> RopeCase:
     """The case with two rows along every axis at most, so that one stride decides how far they reach."""
-    heads = {"q_heads": min(case.q_heads, 2)}
-    if case.k_heads is not None:
-        heads["k_heads"] = min(case.k_heads, heads["q_heads"])
+    q_heads = min(case.q_heads, 2)
+    k_heads = None if case.k_heads is None else min(case.k_heads, q_heads)
     left, requests = 2, []
     for start, length in case.requests[:2]:
         requests.append((start, min(length, left)))
         left -= 0 if case.rank == 4 else requests[-1][1]
-    return replace(case, requests=tuple(requests), tile=None, packed=False, **heads)
+    return replace(case, requests=tuple(requests), q_heads=q_heads, k_heads=k_heads, tile=None, packed=False)
 
 
 def _spread_out(x: torch.Tensor, axis: int) -> torch.Tensor | None:

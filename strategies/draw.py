@@ -15,20 +15,19 @@ _integers = functools.cache(st.integers)
 _sampled_from = functools.cache(st.sampled_from)
 _flags = st.booleans()
 
-# Both sides of the powers of two at which kernels change their tiles, and odd sizes between.
-# The last are those of published models, 64 most of all, whose fast paths no other size reaches.
-_ROT_HALVES = (
-    st.integers(1, 9)
-    | st.sampled_from([12, 15, 16, 17, 20, 24, 31, 33, 63, 65])
-    | st.sampled_from([32, 64, 128, 64, 40, 48, 96])
+# One draw each, in the order in which shrinking goes back: small, then both sides of the powers of two at
+# which kernels change their tiles, then the sizes of published models, whose fast paths no other reaches.
+_SMALL = tuple(range(1, 10))
+_ROT_HALVES = st.sampled_from(
+    (*_SMALL, 12, 15, 16, 17, 20, 24, 31, 33, 63, 65, 32, 64, 128, 64, 64, 40, 48, 96)
 )
-# Choices that exclude each other draw equally often, so that shrinking can go from one to the other.
-_TAILS = st.integers(1, 9) | st.sampled_from([16, 31, 32, 33, 64, 96])
-_TAILS_OR_NONE = st.integers(-6, 9).map(lambda n: max(n, 0)) | st.sampled_from([16, 31, 32, 33, 64, 96])
-_HEADS = st.integers(1, 5) | st.sampled_from([7, 8, 9, 16, 17, 32, 33])
-_STARTS = st.integers(0, 40) | st.sampled_from([127, 128, 1023, 2047, 4095])
+_LARGE_TAILS = (16, 31, 32, 33, 64, 96)
+_TAILS = st.sampled_from((*_SMALL, *_LARGE_TAILS))
+_TAILS_OR_NONE = st.sampled_from((*[0] * 6, *_SMALL, *_LARGE_TAILS))
+_HEADS = st.sampled_from((1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33))
+_STARTS = st.sampled_from((0, 1, 2, 3, 5, 8, 13, 21, 40, 127, 128, 1023, 2047, 4095))
 _LENGTH_KINDS = st.sampled_from(("one", "any", "same"))
-_PADS = st.integers(1, 9) | st.sampled_from([16, 32])
+_PADS = st.sampled_from((*_SMALL, 16, 32))
 _SEEDS = st.integers(0, 1 << 12)
 _MOST_HEADS = 40
 _GROUPS = (1, 2, 3, 4, 7, 8)
@@ -108,9 +107,11 @@ def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
         kind = _pick(draw, domain.tails)
         rot_half = head_dim // 2 if kind == "none" else draw(_integers(1, max(1, head_dim // 2 - 1)))
         tail = head_dim - 2 * rot_half
-    rot_offset = tail if kind == "before" else 0
-    if kind == "both" and tail > 1:
-        rot_offset = draw(_integers(1, tail - 1))
+    if kind == "both":
+        tail = max(tail, 2)
+    # Drawn for every kind, so that what follows is the same when another kind takes its place.
+    inner = draw(_integers(1, max(1, tail - 1))) if "both" in domain.tails else 0
+    rot_offset = {"before": tail, "both": inner}.get(kind, 0)
     return {"rot_half": rot_half, "tail": tail, "rot_offset": rot_offset}
 
 

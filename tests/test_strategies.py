@@ -45,7 +45,16 @@ def test_repr_says_what_differs_from_the_simplest_case_only() -> None:
     assert repr(case) == "RopeCase(layout='gptj', q_strides=Strides(head_pad=2))"
 
 
-@pytest.mark.parametrize("domain", [Domain(), NARROW, Domain(tables=("gathered",), without_k=(True,))])
+@pytest.mark.parametrize(
+    "domain",
+    [
+        Domain(),
+        NARROW,
+        Domain(tables=("gathered",), without_k=(True,)),
+        Domain(tails=("both",)),
+        Domain(tails=("before", "none"), head_dims=(6,)),
+    ],
+)
 def test_every_drawn_case_lies_in_its_domain(domain: Domain) -> None:
     @given(case=rope_cases(domain))
     def check(case: RopeCase) -> None:
