@@ -56,6 +56,12 @@ def _per_token(q: Any, cos: Any, sin: Any, positions: Any, heads_first: bool) ->
 rotary_embedding_torch = Implementation(
     "rotary-embedding-torch",
     _call,
-    Domain(layouts=("gptj",), inplace=(False,), table_dtypes=("float32",)),
+    # The way from cos and sin to angles and back rounds in float64, so float64 cannot be judged.
+    Domain(
+        layouts=("gptj",),
+        dtypes=("float32", "bfloat16", "float16"),
+        inplace=(False,),
+        table_dtypes=("float32",),
+    ),
     package="rotary-embedding-torch",
 )
