@@ -154,6 +154,7 @@ def simpler_cases(case: RopeCase) -> Iterator[RopeCase]:
             steps += [value[:i] + value[i + 1 :] for i in range(len(value))]
             steps += [tuple((start, min(length, most)) for start, length in value) for most in (2, 3)]
             steps += [tuple((start, length - length // 2) for start, length in value)]
+            steps += [tuple((start, max(length - 1, 0)) for start, length in value)]
             steps += [tuple((start // 2, length) for start, length in value)]
         elif type(value) is int and type(default) is int:
             steps += [n for n in (default + 1, (value + default) // 2) if n < value]

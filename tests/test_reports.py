@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,18 +23,20 @@ from strategies import Domain, RopeCase
 
 ROOT = Path(__file__).parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
-REPORTS = (
-    "planted-matches_the_oracle-Mismatch",
-    "planted-matches_the_oracle-UnwrittenOutput",
-    "planted-reads_stay_inside-OutOfBoundsRead",
-)
-# A case for each of the planted faults, as a search meets it.
-_MET = RopeCase(requests=((3, 2), (0, 1)), q_heads=3, k_heads=3, rot_half=2, table_fill="ramp", fill="normal")
-FOUND = {
-    REPORTS[0]: (test_reference.test_matches_the_oracle, replace(_MET, requests=((3, 2),))),
-    REPORTS[1]: (test_reference.test_matches_the_oracle, _MET),
-    REPORTS[2]: (test_trace.test_reads_stay_inside, _MET),
+# The report of each fault: where --impl finds it, and what repairs it.
+FAULTS = {
+    "wrong_sign-matches_the_oracle-Mismatch": ("WRONG_SIGN", "turned=1", "turned=-1"),
+    "over_read-reads_stay_inside-OutOfBoundsRead": ("OVER_READ", "read_too_far=1", "read_too_far=0"),
+    "unwritten_row-matches_the_oracle-UnwrittenOutput": ("UNWRITTEN_ROW", "left_out=1 if", "left_out=0 if"),
 }
+REPORTS = tuple(FAULTS)
+# The property that finds each, and a case as a search meets it.
+MET = RopeCase(requests=((3, 2), (0, 1)), q_heads=3, k_heads=3, rot_half=2, table_fill="ramp", fill="normal")
+FINDS = (
+    test_reference.test_matches_the_oracle,
+    test_trace.test_reads_stay_inside,
+    test_reference.test_matches_the_oracle,
+)
 DYING = """
 import os
 from properties.implementations import Implementation, rope_eager
@@ -94,7 +95,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     done = run_pytest(
         folder,
         *("-n", "2", f"{ROOT}/properties/test_reference.py", f"{ROOT}/properties/test_trace.py"),
-        *("--impl", "planted_faults.py:ROPE", "-k", "oracle or reads_stay", "--summary-json", "summary.json"),
+        *(f"--impl=planted_faults.py:{name}" for name, _, _ in FAULTS.values()),
+        *("-k", "oracle or reads_stay", "--summary-json", "summary.json"),
     )
     assert done.returncode == 1, done.stdout + done.stderr
     return folder, done.stdout
@@ -113,13 +115,13 @@ def test_the_report_is_the_golden_one(report: str, tmp_path: Path, monkeypatch: 
     (tmp_path / "planted_faults.py").write_text((ROOT / "tests/planted_faults.py").read_text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    implementation = load("planted_faults.py:ROPE", "cpu")
-    tried, case = FOUND[report]
+    implementation = load(f"planted_faults.py:{FAULTS[report][0]}", "cpu")
+    tried = FINDS[REPORTS.index(report)]
     with recording(Record(Journal(tmp_path / "running.json"))):
         with pytest.raises(Failure) as raised:
-            tried.run(implementation, case)
+            tried.run(implementation, MET)
         simplest = simplify(raised.value)
-        found = describe(simplest, "properties/test_x.py::test_x[planted]", search=False)
+        found = describe(simplest, "properties/test_x.py::test_x[x]", search=False)
         analyse(found, simplest, [implementation, *bundled("cpu")])
     assert found.folder() == report
     text = render(found, "(of this machine)")
@@ -137,8 +139,9 @@ def test_the_script_tells_broken_from_repaired(planted: tuple[Path, str], report
     assert line.startswith("FAULT: ")
     assert line.count("\n") == 1
     broken = (folder / "planted_faults.py").read_text()
-    repaired = broken.replace("pair <= HALF", "pair < HALF").replace("-s, s)", "s, s)")
-    repaired = repaired.replace("tokens if tokens < 3 else tokens - 1", "tokens")
+    _, fault, repair = FAULTS[report]
+    repaired = broken.replace(fault, repair)
+    assert repaired != broken
     (folder / "planted_faults.py").write_text(repaired)
     try:
         assert run_script(folder, report) == (0, "OK: the fault is gone\n")
@@ -155,20 +158,22 @@ def test_the_case_is_loaded_by_plain_parsing(planted: tuple[Path, str]) -> None:
 def test_the_map_is_an_svg(planted: tuple[Path, str]) -> None:
     from xml.etree import ElementTree
 
-    for report in REPORTS[:2]:
+    for report in (REPORTS[0], REPORTS[2]):
         picture = ElementTree.parse(planted[0] / "counterexamples" / report / "map.svg").getroot()
         assert picture.tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_the_summary_counts_cases(planted: tuple[Path, str]) -> None:
     folder, printed = planted
-    lines = {line["property"]: line for line in json.loads((folder / "summary.json").read_text())}
-    assert set(lines) == {"test_matches_the_oracle", "test_reads_stay_inside"}
-    oracle = lines["test_matches_the_oracle"]
+    told = json.loads((folder / "summary.json").read_text())
+    lines = {(line["implementation"], line["property"]): line for line in told}
+    assert len(lines) == 6
+    oracle = lines["wrong_sign", "test_matches_the_oracle"]
     assert oracle["cases"] > 10
     assert float(oracle["worst_ratio"]) > 1
     assert oracle["verdict"] == "FAILS in 1 of 1 tests"
-    assert lines["test_reads_stay_inside"]["worst_ratio"] is None
+    assert lines["over_read", "test_matches_the_oracle"]["verdict"] == "holds"
+    assert lines["over_read", "test_reads_stay_inside"]["worst_ratio"] is None
     assert "worst error / bound" in printed
 
 
@@ -176,9 +181,9 @@ def test_replay_runs_the_case_through_every_property_that_takes_it(planted: tupl
     folder, _ = planted
     case = f"counterexamples/{REPORTS[0]}/case.json"
     chosen = f"{ROOT}/properties/test_reference.py", f"{ROOT}/properties/test_memory.py"
-    options = "--impl", "planted_faults.py:ROPE", "--no-reports", "--replay", case
+    options = "--impl", "planted_faults.py:WRONG_SIGN", "--no-reports", "--replay", case
     done = run_pytest(folder, *chosen, *options, "-vv")
-    results = dict(re.findall(r"::(\w+)\[planted-replay\] (\w+)", done.stdout))
+    results = dict(re.findall(r"::(\w+)\[wrong_sign-replay\] (\w+)", done.stdout))
     assert results == {
         "test_matches_the_oracle": "FAILED",
         "test_v_is_unmodified": "PASSED",
