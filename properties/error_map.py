@@ -4,6 +4,8 @@ import itertools
 import math
 from html import escape
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -49,7 +51,7 @@ def ranges(mask: npt.NDArray[np.bool_]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}..{r[-1]}" for r in runs)
 
 
-def svg_map(wrong: Mask, ratio: npt.NDArray[np.float64] | None, title: str) -> str:
+def svg_map(wrong: Mask, ratio: npt.NDArray[np.floating[Any]] | None, title: str) -> str:
     """The map as SVG: rows are tokens, blocks are heads, cells are dims, darker red is further off.
 
     Args:

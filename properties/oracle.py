@@ -4,13 +4,14 @@ Shares no code with rope/: NumPy, explicit index arithmetic, and the tables as t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies import Arena, RopeCase
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def exact_rotation(arena: Arena, name: str) -> Exact:
     """The exact rotation of "q" or "k" of this arena."""
     x = arena.inputs[name].double().numpy()
     cos, sin = angles(arena)
+    if arena.case.dtype == "float64":
+        # Wider where the machine has it, so that an overflow of float64 is told from an infinite input.
+        x, cos, sin = (a.astype(np.longdouble) for a in (x, cos, sin))
     lo_dims, hi_dims = pair_dims(arena.case)
     lo, hi = x[..., lo_dims], x[..., hi_dims]
     first, second = x.copy(), np.zeros_like(x)

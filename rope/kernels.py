@@ -112,7 +112,7 @@ def _load_angles(
     cos = tl.load(cos_rows + cos_pair, mask=mask, other=float("nan")).to(dtype)
     sin = tl.load(sin_rows + sin_pair, mask=mask, other=float("nan")).to(dtype)
     if INVERSE:
-        sin = -sin
+        sin = sin * -1.0
     return cos, sin
 
 
@@ -191,8 +191,9 @@ def _rotate_heads(
         lo, hi = _load_neox(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF)
     lo = lo.to(arithmetic)
     hi = hi.to(arithmetic)
-    # Left to itself the compiler fuses one product or the other, by tile and strides: results must not.
-    new_lo = tl.fma(lo, cos, -(hi * sin)).to(dtype)
+    # Left to itself the compiler fuses one product or the other, by tile and strides: results must not depend
+    # on either. Times -1 and not minus, which is 0 - x to Triton and loses the sign of a zero.
+    new_lo = tl.fma(lo, cos, (hi * sin) * -1.0).to(dtype)
     new_hi = tl.fma(hi, cos, lo * sin).to(dtype)
     if GPTJ:
         _store_gptj(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)

@@ -193,3 +193,17 @@ def test_faulty_arithmetic_goes_outside(fault: Callable[[str, Elements], Numbers
 def test_16_bit_steps_in_float32_results_go_outside(fault: Callable[[str, Elements], Numbers]) -> None:
     elements = drawn("float32")
     assert judged("float32", fault("bfloat16", elements), elements).wrong.mean() > 0.4
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).maxexp <= 1024, reason="no type wider than float64 here")
+def test_overflow_of_float64_is_told_from_an_infinite_input() -> None:
+    huge, table = np.finfo(np.float64).max, 1.25
+    overflowing = np.array([huge, -huge]), np.array([np.inf, -np.inf])
+    out = torch.tensor([np.inf, np.nan], dtype=torch.float64)
+    for values, infinity_is_right in zip(overflowing, (True, False), strict=True):
+        first = values[:1].astype(np.longdouble) * table
+        second = values[1:].astype(np.longdouble) * table
+        with np.errstate(all="ignore"):
+            exact = Exact(first + second, first, second, np.ones(1, dtype=bool))
+        assert judge(out[:1], exact, "float64").wrong[0] == (not infinity_is_right)
+        assert not judge(out[1:], exact, "float64").wrong[0]
