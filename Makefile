@@ -2,13 +2,16 @@
 PYTHON ?= python3
 PYTEST = .venv/bin/pytest -n auto
 
-.PHONY: properties test lint
+.PHONY: properties test lint kill-matrix
 
 properties: .venv
 	$(PYTEST) properties/
 
 test: .venv
 	$(PYTEST) tests/
+
+kill-matrix: .venv
+	.venv/bin/python -m tests.kill_matrix
 
 lint: .venv
 	.venv/bin/ruff format --check .

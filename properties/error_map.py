@@ -3,7 +3,6 @@
 import itertools
 import math
 from html import escape
-
 from typing import Any
 
 import numpy as np

@@ -78,9 +78,7 @@ class Arena:
             (batch, token), in place of the case's own; for runs that follow from another run.
     """
 
-    def __init__(
-        self, case: RopeCase, device: str | torch.device = "cpu", **values: torch.Tensor
-    ) -> None:
+    def __init__(self, case: RopeCase, device: str | torch.device = "cpu", **values: torch.Tensor) -> None:
         self.case = case
         self.values = values
         self.device = torch.device(device)
