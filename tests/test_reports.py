@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis.errors import FlakyFailure
 
 from properties import test_reference, test_trace  # modules: a property in this namespace would run
-from properties.counterexamples import analyse, describe
-from properties.failures import Failure
+from properties.counterexamples import analyse, describe, failures_in
+from properties.failures import Failure, Mismatch, UnwrittenOutput
 from properties.implementations import Implementation, bundled
 from properties.loading import load
 from properties.record import Journal, Record, last_case, recording
@@ -278,3 +279,10 @@ def test_a_case_is_told_in_words() -> None:
         "In words: neox, float32, 4 tokens (position 5, positions 0..2), 4 heads of q, 1 head of k, "
         "dims 0..1 of 4 rotate, in place, indexed table of 6 rows."
     )
+
+
+def test_every_failure_of_a_group_is_found_once() -> None:
+    first, second = Mismatch("a"), UnwrittenOutput("b")
+    group = ExceptionGroup("Hypothesis found 2 distinct failures", [first, ValueError(), second])
+    assert list(failures_in(group)) == [(first, False), (second, False)]
+    assert list(failures_in(FlakyFailure("flaky", [first]))) == [(first, True)]
