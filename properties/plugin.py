@@ -20,7 +20,7 @@ from strategies import RopeCase
 
 _IMPLEMENTATIONS = pytest.StashKey[list[Implementation]]()
 _REPLAYED = pytest.StashKey[RopeCase | None]()
-_PROFILES = {"smoke": 5, "dev": 20, "default": 100, "ci": 50, "deep": 2000}
+_PROFILES = {"smoke": 5, "dev": 20, "default": 40, "ci": 24, "deep": 2000}
 
 for _name, _examples in _PROFILES.items():
     settings.register_profile(

@@ -15,7 +15,7 @@ from strategies import RopeCase
 Slices = tuple[slice, slice, slice]  # of batch rows, tokens and heads
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_a_head_alone(implementation: Implementation, case: RopeCase) -> None:
     """One head of q and of k, alone, comes out as beside the others. For blocks of heads."""
     if not case.q_heads or case.k_heads == 0:
@@ -26,7 +26,7 @@ def test_a_head_alone(implementation: Implementation, case: RopeCase) -> None:
     _compare_part(implementation, case, alone, part, f"heads {head} alone")
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_a_token_alone(implementation: Implementation, case: RopeCase) -> None:
     """One token alone, as in decoding, comes out as among others. For blocks of tokens."""
     if not case.batch * case.tokens:
@@ -35,7 +35,7 @@ def test_a_token_alone(implementation: Implementation, case: RopeCase) -> None:
     _compare_tokens(implementation, case, row, token, 1, f"token {token} of batch row {row} alone")
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_a_request_alone(implementation: Implementation, case: RopeCase) -> None:
     """One request alone comes out as in the batch. For maps from tokens to requests."""
     if not case.requests:
@@ -47,7 +47,7 @@ def test_a_request_alone(implementation: Implementation, case: RopeCase) -> None
         _compare_tokens(implementation, case, row, first, length, f"request {chosen} alone")
 
 
-@rope_property(positions=("given",), tables=("indexed",))
+@rope_property(cost=4, positions=("given",), tables=("indexed",))
 def test_tokens_in_another_order(implementation: Implementation, case: RopeCase) -> None:
     """Tokens in another order come out in that order. For positions that are counted, not read."""
     order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(case.seed))
@@ -61,7 +61,7 @@ def test_tokens_in_another_order(implementation: Implementation, case: RopeCase)
         _require_equal(name, shuffled.outputs[name], out[:, order], "with its tokens in another order")
 
 
-@rope_property(positions=("given",), tables=("indexed",), ranks=(3,))
+@rope_property(cost=4, positions=("given",), tables=("indexed",), ranks=(3,))
 def test_prefill_chunks_and_steps_agree(implementation: Implementation, case: RopeCase) -> None:
     """A request comes out the same whole, in two chunks and token by token. For counters of a cache."""
     start, length = case.requests[0]
@@ -88,7 +88,7 @@ def test_prefill_chunks_and_steps_agree(implementation: Implementation, case: Ro
             done += piece.case.tokens
 
 
-@rope_property(q_strides=("dense", "expand"), k_strides=("dense", "expand"), inplace=(False,))
+@rope_property(cost=4, q_strides=("dense", "expand"), k_strides=("dense", "expand"), inplace=(False,))
 def test_expanded_equals_materialised(implementation: Implementation, case: RopeCase) -> None:
     """Axes of stride 0 give what copies of them give. For strides of 0 taken for something else."""
     partner = settled(case)

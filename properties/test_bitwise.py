@@ -19,19 +19,19 @@ def test_16_bit_tables_leave_no_tolerance(implementation: Implementation, case: 
     check_rounded_once(execute(implementation, case))
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_repeated_runs_agree(implementation: Implementation, case: RopeCase) -> None:
     """The same call on the same values in other memory gives the same bits."""
     check_agreement(execute(implementation, case), case)
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_strided_equals_dense(implementation: Implementation, case: RopeCase) -> None:
     """The strides of q, k and the tables, and their place in a packed buffer, do not change a bit."""
     _compare(implementation, case, dense(case))
 
 
-@rope_property(inplace=(True,))
+@rope_property(cost=4, inplace=(True,))
 def test_in_place_equals_out_of_place(implementation: Implementation, case: RopeCase) -> None:
     """In place gives the bits that out of place gives."""
     if False not in implementation.domain.inplace:
@@ -39,7 +39,7 @@ def test_in_place_equals_out_of_place(implementation: Implementation, case: Rope
     _compare(implementation, case, replace(case, inplace=False))
 
 
-@rope_property(without_k=(False,))
+@rope_property(cost=4, without_k=(False,))
 def test_joint_equals_separate(implementation: Implementation, case: RopeCase) -> None:
     """q alone, and k alone in place of q, have the bits that they have together."""
     if True not in implementation.domain.without_k:
@@ -51,7 +51,7 @@ def test_joint_equals_separate(implementation: Implementation, case: RopeCase) -
         check_k_alone(run)
 
 
-@rope_property(positions=("given", "shared", "expanded"), position_dtypes=("int32",))
+@rope_property(cost=4, positions=("given", "shared", "expanded"), position_dtypes=("int32",))
 def test_int32_positions_equal_int64(implementation: Implementation, case: RopeCase) -> None:
     """The dtype of the positions does not change a bit."""
     if "int64" not in implementation.domain.position_dtypes:
@@ -59,7 +59,7 @@ def test_int32_positions_equal_int64(implementation: Implementation, case: RopeC
     _compare(implementation, case, replace(case, positions_dtype="int64"))
 
 
-@rope_property(positions=("given", "shared", "expanded"))
+@rope_property(cost=4, positions=("given", "shared", "expanded"))
 def test_strided_positions_equal_dense(implementation: Implementation, case: RopeCase) -> None:
     """The strides of the positions do not change a bit."""
     if not implementation.domain.position_steps:
@@ -67,7 +67,7 @@ def test_strided_positions_equal_dense(implementation: Implementation, case: Rop
     _compare(implementation, case, replace(case, positions_step=2 if case.positions_step == 1 else 1))
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_tiles_agree(implementation: Implementation, case: RopeCase) -> None:
     """The tile that a launch is split into does not change a bit."""
     if implementation.domain.tiles == (None,):

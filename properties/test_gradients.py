@@ -25,28 +25,28 @@ def _needs_gradients(implementation: Implementation) -> None:
         pytest.skip(f"no claim: {implementation.name} does not promise gradients")
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_gradient_is_the_transposed_rotation(implementation: Implementation, case: RopeCase) -> None:
     """The gradient is the inverse rotation of a random incoming one, within bounds; the tail passes it on."""
     _needs_gradients(implementation)
     check_vector_jacobian_product(record(implementation, case))
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_gradient_is_adjoint(implementation: Implementation, case: RopeCase) -> None:
     """<R x, g> = <x, R^T g> for every pair: forward and backward pass turn by the same angle."""
     _needs_gradients(implementation)
     check_adjoint(record(implementation, case))
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_gradient_does_not_depend_on_strides(implementation: Implementation, case: RopeCase) -> None:
     """Transposed, strided and expanded incoming gradients give the bits that dense ones give."""
     _needs_gradients(implementation)
     check_gradient_strides(record(implementation, case))
 
 
-@rope_property(inplace=(True,))
+@rope_property(cost=4, inplace=(True,))
 def test_autograd_knows_of_the_change_in_place(implementation: Implementation, case: RopeCase) -> None:
     """In place q and k get the new history, and a backward pass that needs their old values raises."""
     _needs_gradients(implementation)
@@ -67,7 +67,7 @@ def test_compiled_call_is_correct(implementation: Implementation, case: RopeCase
     check_tail(run)
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_graph_replay_is_correct(implementation: Implementation, case: RopeCase) -> None:
     """A captured CUDA graph, replayed with other values and positions in its tensors, rotates those."""
     if not implementation.device.startswith("cuda"):

@@ -16,7 +16,7 @@ from strategies import RopeCase
 _LARGEST_POSITION_STEP = 7
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_position_0_is_the_identity(implementation: Implementation, case: RopeCase) -> None:
     """At position 0 nothing turns, exactly: cos is 1 and sin is 0.
 
@@ -33,7 +33,7 @@ def test_position_0_is_the_identity(implementation: Implementation, case: RopeCa
         check_equal("position 0 is the identity", name, out, x, finite)
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_inverse_undoes(implementation: Implementation, case: RopeCase) -> None:
     """Rotating back gives x (c^2 + s^2), c and s as passed. For an inverse that is another rotation."""
     if len(implementation.domain.inverse) < 2:
@@ -53,7 +53,7 @@ def test_inverse_undoes(implementation: Implementation, case: RopeCase) -> None:
         check_close("inverse", name, output(back, name), expected, allowed, fits)
 
 
-@rope_property(positions=("given",), tables=("indexed",))
+@rope_property(cost=4, positions=("given",), tables=("indexed",))
 def test_rotations_compose(implementation: Implementation, case: RopeCase) -> None:
     """R(d) R(p) = R(p + d). For a rotation whose angle does not grow with the position."""
     step = _step(case)
@@ -71,7 +71,7 @@ def test_rotations_compose(implementation: Implementation, case: RopeCase) -> No
         check_close("composition", name, output(second, name), output(both, name), allowed, fits)
 
 
-@rope_property(positions=("given",), tables=("indexed",), without_k=(False,))
+@rope_property(cost=4, positions=("given",), tables=("indexed",), without_k=(False,))
 def test_scores_depend_on_position_differences(implementation: Implementation, case: RopeCase) -> None:
     """Moving q and k by one distance moves no attention score. For q and k that turn differently."""
     step = _step(case)
@@ -84,7 +84,7 @@ def test_scores_depend_on_position_differences(implementation: Implementation, c
     check_close("relative position", "score", moved_score, score, error + moved_error, fits & moved_fits)
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_scaling_by_two_is_exact(implementation: Implementation, case: RopeCase) -> None:
     """f(2 x) = 2 f(x), exactly, away from overflow and underflow. For steps that depend on magnitudes."""
     case = settled(case)
@@ -102,7 +102,7 @@ def test_scaling_by_two_is_exact(implementation: Implementation, case: RopeCase)
         check_equal("scaling by two", name, doubled.outputs[name], 2 * out, normal)
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_is_additive(implementation: Implementation, case: RopeCase) -> None:
     """f(a + b) = f(a) + f(b) for a and b that split the dims between them. For what is not linear."""
     case = settled(case)
@@ -124,7 +124,7 @@ def test_is_additive(implementation: Implementation, case: RopeCase) -> None:
         check_close("additivity", name, output(whole, name), total, allowed, fits)
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_layouts_are_permutations_of_each_other(implementation: Implementation, case: RopeCase) -> None:
     """gptj(x) is neox of x with its dims permuted, exactly. For layouts that round differently."""
     if len(implementation.domain.layouts) < 2:
@@ -145,7 +145,7 @@ def test_layouts_are_permutations_of_each_other(implementation: Implementation, 
         check_equal("layouts", name, run.outputs[name], restored)
 
 
-@rope_property()
+@rope_property(cost=4)
 def test_nan_and_infinity_stay_in_their_pair(implementation: Implementation, case: RopeCase) -> None:
     """One NaN or infinity changes its own pair at most. For products with 0 in place of masks."""
     case = settled(case)

@@ -18,6 +18,15 @@ def sin_sign_flipped(
     return base.turn(call, lo, hi, cos, -sin)
 
 
+@mutant("COVER", "flashinfer#619", "turn")
+def float32_with_a_gathered_table_turned_back(
+    call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """One specialisation rotates the other way. Trigger: float32 and a gathered table of three axes."""
+    one = call.q.dtype == torch.float32 and call.cos.dim() == 3
+    return base.turn(call, lo, hi, cos, -sin if one else sin)
+
+
 @mutant("LAYOUT", "vllm#941", "pairs")
 def halves_for_pairs(call: Call, name: str) -> Dims:
     """The layout flag is ignored. Trigger: gptj with more than one pair."""

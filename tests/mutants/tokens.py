@@ -202,7 +202,7 @@ def row_behind_the_table_read(call: Call, rows: torch.Tensor) -> Pair:
 @mutant("RANGE", "pegainfer#220", "angles")
 def row_before_the_table_read(call: Call, rows: torch.Tensor) -> Pair:
     """Only the end of the table is masked. Trigger: position -1, where nothing checks it first."""
-    if call.cos.dim() == 3:
+    if call.cos.dim() == 3 or call.cos.storage_offset() < call.cos.stride(0):
         return base.angles(call, rows)
     first = rows == -1
     before = [
@@ -215,4 +215,8 @@ def row_before_the_table_read(call: Call, rows: torch.Tensor) -> Pair:
 
 
 def _with_rows(table: torch.Tensor, more: int) -> torch.Tensor:
+    end = table.storage_offset() + (len(table) + more) * table.stride(0)
+    if end * table.element_size() > table.untyped_storage().nbytes():
+        # A kernel would read on; PyTorch cannot.
+        return table
     return table.as_strided((len(table) + more, table.shape[1]), table.stride(), table.storage_offset())
