@@ -9,7 +9,10 @@ from strategies import Domain
 def rotate(x, cos, sin, positions):
     """x turned as complex numbers, in float32."""
     turn = torch.complex(cos[positions], sin[positions]).unsqueeze(1)
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+    # A copy, because a view as complex numbers must start at an even element.
+    pairs = torch.view_as_complex(
+        x.float().unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format)
+    )
     return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
 
 
