@@ -35,8 +35,15 @@ LIMITS = (
     Limit("token_index_for_position", "test_matches_the_oracle", tokens=2),
     Limit("counted_from_the_first_token", "test_matches_the_oracle", tokens=2, fields=3),
     Limit("stored_without_a_cast", "test_matches_the_oracle", fields=1),
-    # Out of place the copied tail hides it.
-    Limit("padding_lanes_overwrite_the_tail", "test_tail_is_bit_identical", rot_half=3, tail=1, fields=6),
+    # Out of place the copied tail hides it. Packed, the search can rest at many heads.
+    Limit(
+        "padding_lanes_overwrite_the_tail",
+        "test_tail_is_bit_identical",
+        q_heads=33,
+        rot_half=3,
+        tail=1,
+        fields=6,
+    ),
     Limit("last_dim_taken_for_dense", "test_matches_the_oracle", fields=4),
     Limit("v_rotated", "test_v_is_unmodified", fields=5),
     Limit("front_of_the_tail_not_copied", "test_tail_is_bit_identical", tail=2, fields=4),
