@@ -9,6 +9,8 @@ from tests.kill_matrix import FAMILIES, likely_first, properties, search
 from tests.mutants import MUTANTS, Mutant, correct
 from tests.mutants.base import Steps
 
+pytestmark = pytest.mark.slow
+
 # TABLEMATH has its mutants in tests/mutants/tables.py and BACKWARD in tests/mutants/gradients.py.
 _KINDS = {
     "STRIDE", "COVER", "AXIS", "LAYOUT", "PARTIAL", "PADMASK", "QKWIRE", "RAGPOS", "MULTIPOS", "POSTYPE",

@@ -8,6 +8,8 @@ from strategies.case import non_default
 from tests.kill_matrix import properties, search
 from tests.mutants import MUTANTS
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Limit:
