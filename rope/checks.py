@@ -135,8 +135,6 @@ def _describe(
 ) -> tuple[Any, ...]:
     if q is None or cos is None or sin is None:
         _check_tensors(q=q, cos=cos, sin=sin)
-    if q is None or cos is None or sin is None:
-        _check_tensors(q=q, cos=cos, sin=sin)
     try:
         return tuple(
             None if x is None else (x.shape, x.dtype, x.device, x.layout, x.stride())
