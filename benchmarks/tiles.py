@@ -36,7 +36,7 @@ def measure(shape: Shape, tokens: int) -> dict[str, object]:
     moved = shape.moved_bytes(tokens)
     inputs = make_inputs(shape, tokens, sets_for(moved))
     i = inputs[0]
-    geometry = check_call(i.q, i.k, i.cos, i.sin, i.positions, shape.layout, None, shape.rot_offset, -2)
+    geometry = check_call(i.q, i.k, i.cos, i.sin, i.positions, None, shape.layout, None, shape.rot_offset, -2)
     times = {}
     for tile in candidates(shape):
         with forced_tile(tile):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from properties import table_checks
-from rope.axes import gather_axes, mrope_axes, vision_axes, vision_rope_table
+from properties.implementations import rope_eager
+from rope.axes import mrope_axes, vision_axes, vision_rope_table
 from rope.config import read_rope_config, rope_table_from_config
-from rope.errors import PositionError
 from rope.shards import shard_positions
 from rope.tables import rope_frequencies, rope_table
 from strategies.tables import KINDS, TableCase, config_cases, table_cases, table_histories
@@ -94,15 +94,12 @@ def test_vision_pairs_turn_by_row_then_by_column_from_the_same_exponent(
 ) -> None:
     grid = torch.stack((torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)))
     table = vision_rope_table(4 * quarter, max(rows, columns))
-    cos, _ = gather_axes(table, grid, vision_axes(4 * quarter))
-    plain, _ = rope_table(2 * quarter, max(rows, columns))
-    assert torch.equal(cos, torch.cat((plain[grid[0]], plain[grid[1]]), -1))
-
-
-@given(position=st.sampled_from([-1, 5, -(2**31), 2**31]))
-def test_gathering_outside_the_table_raises(position: int) -> None:
-    with pytest.raises(PositionError):
-        gather_axes(rope_table(8, 5), torch.tensor([[0], [0], [position]]), mrope_axes((2, 1, 1)))
+    unit = torch.cat(
+        (torch.ones(grid.shape[1], 1, 2 * quarter), torch.zeros(grid.shape[1], 1, 2 * quarter)), -1
+    )
+    turned = rope_eager(unit, None, *table, grid, axes=vision_axes(4 * quarter))
+    cos, sin = (torch.cat((x[grid[0]], x[grid[1]]), -1) for x in rope_table(2 * quarter, max(rows, columns)))
+    assert torch.equal(turned[:, 0], torch.cat((cos, sin), -1))
 
 
 # --- against transformers

@@ -27,6 +27,7 @@ def apply_rope(
     sin: torch.Tensor,
     positions: torch.Tensor | None = None,
     *,
+    axes: torch.Tensor | None = None,
     layout: str = "neox",
     rot_dim: int | None = None,
     rot_offset: int = 0,
@@ -51,6 +52,10 @@ def apply_rope(
         sin: like cos.
         positions: `(tokens,)`, or `(batch, tokens)` for 4 axes; int32 or int64, any strides. None means
             0, 1, 2, ... in each batch row.
+        axes: `(rot_dim // 2,)`, int32 or int64: for positions with several axes (time, height, width: mRoPE,
+            vision), the one that each pair reads, from `rope.axes.mrope_axes`. positions then have one more
+            axis before the others, `(axes, tokens)` or `(axes, batch, tokens)`, and pair i of a token turns
+            by row positions[axes[i], token].
         layout: "neox" pairs element i with i + rot_dim // 2, "gptj" pairs 2i with 2i + 1.
         rot_dim: dims that rotate, even; None means 2 * cos.shape[-1].
         rot_offset: first dim that rotates. The other dims (the tail) keep their bits.
@@ -58,8 +63,9 @@ def apply_rope(
             `(heads, tokens, head_dim)`.
         inplace: write into q and k and return them. Refused where q or k overlaps itself or the other.
         inverse: rotate back (negated sin).
-        validate: on CUDA, synchronise and raise PositionError for a position outside the table. Without
-            it the rotated dims of such a token become NaN. On the CPU the check is free and always made.
+        validate: on CUDA, synchronise and raise for a position outside the table, or for a pair on an axis
+            that positions lack. Without it every pair that would turn by one becomes NaN. On the CPU the
+            check is free and always made.
 
     Returns:
         (q_out, k_out), or q_out alone when k is None.
@@ -69,14 +75,14 @@ def apply_rope(
         PositionError: a position outside the table, where it is checked; nothing was written.
         RopePrecisionWarning: (a warning, once) cos and sin are in a 16-bit dtype.
     """
-    if not _is_plain(q, k, cos, sin, positions):
+    if not _is_plain(q, k, cos, sin, positions, axes):
         options = Options(layout, rot_dim, rot_offset, head_axis, inverse, validate)
-        return _rotate_traced(q, k, cos, sin, positions, inplace, options)
+        return _rotate_traced(q, k, cos, sin, positions, axes, inplace, options)
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
         options = Options(layout, rot_dim, rot_offset, head_axis, inverse, validate)
-        return autograd.rotate(q, k, cos, sin, positions, inplace, options)
+        return autograd.rotate(q, k, cos, sin, positions, axes, inplace, options)
     return rotate_unrecorded(
-        q, k, cos, sin, positions, inplace, layout, rot_dim, rot_offset, head_axis, inverse, validate
+        q, k, cos, sin, positions, axes, inplace, layout, rot_dim, rot_offset, head_axis, inverse, validate
     )
 
 
@@ -86,6 +92,7 @@ def rotate_unrecorded(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     inplace: bool,
     layout: str,
     rot_dim: int | None,
@@ -95,9 +102,9 @@ def rotate_unrecorded(
     validate: bool,
 ) -> Rotated:
     """apply_rope on tensors that hold memory, without a history."""
-    geometry = check_call(q, k, cos, sin, positions, layout, rot_dim, rot_offset, head_axis)
+    geometry = check_call(q, k, cos, sin, positions, axes, layout, rot_dim, rot_offset, head_axis)
     if positions is not None and (validate or not q.is_cuda):
-        check_position_range(positions, cos.shape[0])
+        check_position_range(positions, axes, cos.shape[0])
     if inplace:
         check_in_place(q, k, geometry)
         # Autograd must see that a tensor which another node saved has changed.
@@ -107,7 +114,7 @@ def rotate_unrecorded(
         q_out = torch.empty_like(q)
         k_out = None if k is None else torch.empty_like(k)
     rotate = _launch().rotate if _kernels_run_on(q) else eager.rotate
-    rotate(q, k, q_out, k_out, cos, sin, positions, geometry, inverse=inverse)
+    rotate(q, k, q_out, k_out, cos, sin, positions, axes, geometry, inverse=inverse)
     return q_out if k_out is None else (q_out, k_out)
 
 
@@ -117,6 +124,7 @@ def _is_plain(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
 ) -> bool:
     """Whether the tensors are memory to work on, and nothing traces or transforms the call."""
     return (
@@ -128,6 +136,7 @@ def _is_plain(
         and type(cos) in PLAIN_TYPES
         and type(sin) in PLAIN_TYPES
         and (positions is None or type(positions) in PLAIN_TYPES)
+        and (axes is None or type(axes) in PLAIN_TYPES)
     )
 
 
@@ -143,6 +152,7 @@ def _rotate_traced(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     inplace: bool,
     options: Options,
 ) -> Rotated:
@@ -153,16 +163,16 @@ def _rotate_traced(
                 "apply_rope inside a torch.func transform or forward-mode AD inside torch.compile is not "
                 "supported: transform without compiling, or compile without transforming"
             )
-        return operators.rotate(q, k, cos, sin, positions, inplace, options)
-    geometry = check_call(q, k, cos, sin, positions, *options[:4])
+        return operators.rotate(q, k, cos, sin, positions, axes, inplace, options)
+    geometry = check_call(q, k, cos, sin, positions, axes, *options[:4])
     if _is_transformed():
         if inplace:
             raise RopeError(
                 "inplace=True inside a torch.func transform or forward-mode AD, which would lose the "
                 "change: pass inplace=False"
             )
-        return eager.rotated(q, k, cos, sin, positions, geometry, inverse=options.inverse)
-    return operators.rotate(q, k, cos, sin, positions, inplace, options)
+        return eager.rotated(q, k, cos, sin, positions, axes, geometry, inverse=options.inverse)
+    return operators.rotate(q, k, cos, sin, positions, axes, inplace, options)
 
 
 def _kernels_run_on(q: torch.Tensor) -> bool:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from rope.errors import PositionError, RopeError
+from rope.errors import RopeError
 from rope.tables import RopeTable, rope_table
 
 
-def mrope_axes(section: Sequence[int], interleaved: bool = False) -> torch.Tensor:
-    """The position axis each pair reads, `(rot_half,)` int64 on the CPU.
+def mrope_axes(
+    section: Sequence[int], interleaved: bool = False, *, device: torch.device | str | None = None
+) -> torch.Tensor:
+    """The position axis each pair reads, `(rot_half,)` int64: the `axes` of `apply_rope`.
 
     Pair i of a token turns by positions[axes[i], token] * omega_i: the axis changes, the exponent of
     omega_i does not start again.
@@ -20,6 +22,7 @@ def mrope_axes(section: Sequence[int], interleaved: bool = False) -> torch.Tenso
         interleaved: False: the pairs of one axis are contiguous (Qwen2-VL), any number of axes. True
             (Qwen3-VL): with three axes, height at pairs 1, 4, 7 ..., width at 2, 5, 8 ..., time at
             all others.
+        device: where the tensor goes; None is the CPU, whatever torch's default device is.
 
     Raises:
         RopeError: a negative count, or an interleaved section that is not three axes or cannot give
@@ -30,7 +33,7 @@ def mrope_axes(section: Sequence[int], interleaved: bool = False) -> torch.Tenso
         raise RopeError(f"section must count the pairs of each axis, got {section!r}")
     if not interleaved:
         axes_of_pairs = [axis for axis, count in enumerate(counts) for _ in range(count)]
-        return torch.tensor(axes_of_pairs, dtype=torch.int64, device="cpu")
+        return torch.tensor(axes_of_pairs, dtype=torch.int64, device=device or "cpu")
     if len(counts) != 3:
         raise RopeError(f"an interleaved section has three axes (time, height, width), got {section!r}")
     axes = torch.zeros(sum(counts), dtype=torch.int64, device="cpu")
@@ -42,7 +45,7 @@ def mrope_axes(section: Sequence[int], interleaved: bool = False) -> torch.Tenso
                 f"interleaved section {section!r}: every third of {sum(counts)} pairs leaves {given} for "
                 f"axis {axis}, not {counts[axis]}"
             )
-    return axes
+    return axes.to(device or "cpu")
 
 
 def vision_rope_table(
@@ -56,7 +59,7 @@ def vision_rope_table(
     """The table of a vision tower that turns half its pairs by the row and half by the column.
 
     Unlike mRoPE the exponent starts again at the second half: both halves have the frequencies of a
-    table of rot_dim // 2 dims. Read it with `vision_axes(rot_dim)`.
+    table of rot_dim // 2 dims. Rotate with positions (row, column) and `axes=vision_axes(rot_dim)`.
 
     Args:
         rot_dim: head_dim of the tower, a multiple of 4.
@@ -71,47 +74,10 @@ def vision_rope_table(
     return RopeTable(torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
 
 
-def vision_axes(rot_dim: int) -> torch.Tensor:
+def vision_axes(rot_dim: int, *, device: torch.device | str | None = None) -> torch.Tensor:
     """`(rot_dim // 2,)`: 0 (the row) for the first half of the pairs, 1 (the column) for the second."""
     _check_vision(rot_dim)
-    return mrope_axes((rot_dim // 4, rot_dim // 4))
-
-
-def gather_axes(table: RopeTable, positions: torch.Tensor, axes: torch.Tensor) -> RopeTable:
-    """cos and sin of each token with every pair read at the position of its own axis.
-
-    Plain indexing, for kernels without several axes, for any device: synchronises with the host.
-
-    Args:
-        table: `(max_position, rot_half)`.
-        positions: `(axes, tokens)` or `(axes, batch, tokens)`, int32 or int64.
-        axes: `(rot_half,)`, from `mrope_axes` or `vision_axes`.
-
-    Returns:
-        A RopeTable of `(tokens, rot_half)` or `(batch, tokens, rot_half)`; the latter is what
-        `apply_rope(..., positions=None)` takes.
-
-    Raises:
-        PositionError: a position outside the table.
-        RopeError: axes that do not fit the table or the positions.
-    """
-    max_position, rot_half = table.cos.shape
-    if axes.shape != (rot_half,):
-        raise RopeError(f"axes has shape {tuple(axes.shape)}, the table needs ({rot_half},)")
-    if rot_half and int(axes.max()) >= positions.shape[0]:
-        raise RopeError(
-            f"axes reads position axis {int(axes.max())}, positions has {positions.shape[0]} axes"
-        )
-    if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < max_position:
-        raise PositionError(
-            f"positions reach from {int(positions.min())} to {int(positions.max())}, the table from 0 to "
-            f"{max_position - 1}"
-        )
-    rows = positions.long()[axes.to(positions.device)].movedim(0, -1)
-    pairs = torch.arange(rot_half, device=table.cos.device)
-    return RopeTable(
-        table.cos[rows, pairs], table.sin[rows, pairs], table.attention_factor, table.softmax_factor
-    )
+    return mrope_axes((rot_dim // 4, rot_dim // 4), device=device)
 
 
 def _check_vision(rot_dim: int) -> None:

@@ -72,6 +72,7 @@ def check_call(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     layout: str,
     rot_dim: int | None,
     rot_offset: int,
@@ -82,11 +83,13 @@ def check_call(
     tensors: tuple[Any, ...] = (q, k, cos, sin, positions)
     if k is None or positions is None:
         tensors = tuple(x for x in tensors if x is not None)
-    options = (layout, rot_dim, rot_offset, head_axis, k is None, positions is None)
+    if axes is not None:
+        tensors = (*tensors, axes)
+    options = (layout, rot_dim, rot_offset, head_axis, k is None, positions is None, axes is None)
     last_options, guard, geometry = _last_call
     if last_options == options and _have_strides(tensors) and guard.check(*tensors):
         return geometry
-    described = _describe(q, k, cos, sin, positions)
+    described = _describe(q, k, cos, sin, positions, axes)
     if cos.dtype in _SIXTEEN_BIT:
         _warn_about_table_precision(cos.dtype)
     try:
@@ -132,23 +135,24 @@ def _describe(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
 ) -> tuple[Any, ...]:
     if q is None or cos is None or sin is None:
         _check_tensors(q=q, cos=cos, sin=sin)
     try:
         return tuple(
             None if x is None else (x.shape, x.dtype, x.device, x.layout, x.stride())
-            for x in (q, k, cos, sin, positions)
+            for x in (q, k, cos, sin, positions, axes)
         )
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, or one without strides.
-        _check_tensors(q=q, k=k, cos=cos, sin=sin, positions=positions)
+        _check_tensors(q=q, k=k, cos=cos, sin=sin, positions=positions, axes=axes)
         raise
 
 
 def _check_tensors(**arguments: object) -> None:
     for name, value in arguments.items():
-        if value is None and name in ("k", "positions"):
+        if value is None and name in ("k", "positions", "axes"):
             continue
         if not isinstance(value, torch.Tensor):
             raise RopeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
@@ -165,19 +169,21 @@ def _check_description(
     cos: Description,
     sin: Description,
     positions: Description | None,
+    axes: Description | None,
     layout: str,
     rot_dim: int | None,
     rot_offset: int,
     head_axis: int,
 ) -> Geometry:
-    for name, x in (("q", q), ("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
+    others = (("k", k), ("cos", cos), ("sin", sin), ("positions", positions), ("axes", axes))
+    for name, x in (("q", q), *others):
         if x is not None and x[3] is not torch.strided:
             raise RopeError(f"{name} must be a strided tensor, got layout {x[3]}: densify it")
-    _check_dtypes(q[1], k and k[1], cos[1], sin[1], positions and positions[1])
-    for name, x in (("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
+    _check_dtypes(q[1], k and k[1], cos[1], sin[1], positions and positions[1], axes and axes[1])
+    for name, x in others:
         if x is not None and x[2] != q[2]:
             raise RopeError(f"{name} is on {x[2]} but q is on {q[2]}: move {name} to {q[2]} first")
-    shapes = q[0], k and k[0], cos[0], sin[0], positions and positions[0]
+    shapes = q[0], k and k[0], cos[0], sin[0], positions and positions[0], axes and axes[0]
     return _check_shapes(*shapes, layout, rot_dim, rot_offset, head_axis)
 
 
@@ -187,6 +193,7 @@ def _check_dtypes(
     cos: torch.dtype,
     sin: torch.dtype,
     positions: torch.dtype | None,
+    axes: torch.dtype | None,
 ) -> None:
     if q not in DTYPES:
         raise RopeError(f"q has dtype {q}, expected one of {_names(DTYPES)}")
@@ -203,6 +210,8 @@ def _check_dtypes(
         )
     if positions is not None and positions not in POSITION_DTYPES:
         raise RopeError(f"positions have dtype {positions}, expected torch.int32 or torch.int64")
+    if axes is not None and axes not in POSITION_DTYPES:
+        raise RopeError(f"axes has dtype {axes}, expected torch.int32 or torch.int64")
 
 
 @functools.cache
@@ -221,6 +230,7 @@ def _check_shapes(
     cos: torch.Size,
     sin: torch.Size,
     positions: torch.Size | None,
+    axes: torch.Size | None,
     layout: str,
     rot_dim: int | None,
     rot_offset: int,
@@ -235,8 +245,10 @@ def _check_shapes(
         k_heads = _check_k(q, k, heads_first)
     rot_half = _check_rotation(head_dim, cos, rot_dim, rot_offset)
     _check_tables(len(q), batch, tokens, cos, sin, positions)
+    if axes is not None:
+        _check_axes(rot_half, cos, positions, axes)
     if positions is not None:
-        _check_positions(len(q), batch, tokens, positions)
+        _check_positions(len(q), batch, tokens, positions, axes is not None)
     return Geometry(layout, batch, tokens, q_heads, k_heads, head_dim, rot_half, rot_offset, heads_first)
 
 
@@ -350,12 +362,39 @@ def _check_tables(
         )
 
 
-def _check_positions(rank: int, batch: int, tokens: int, positions: torch.Size) -> None:
+def _check_axes(rot_half: int, cos: torch.Size, positions: torch.Size | None, axes: torch.Size) -> None:
+    if len(cos) == 3:
+        raise RopeError(
+            f"cos has shape {tuple(cos)}, already gathered per token, and axes was given too: pass "
+            "axes=None, or a table of shape (max_position, rot_dim // 2) and positions"
+        )
+    if positions is None:
+        raise RopeError(
+            "axes was given without positions, expected positions of shape (axes, ...), one row per axis"
+        )
+    if tuple(axes) != (rot_half,):
+        raise RopeError(
+            f"axes has shape {tuple(axes)}, expected rot_dim // 2 = ({rot_half},): the position axis of each "
+            "pair, as rope.axes.mrope_axes gives"
+        )
+
+
+def _check_positions(rank: int, batch: int, tokens: int, positions: torch.Size, several_axes: bool) -> None:
     expected = [(tokens,)] if rank == 3 else [(tokens,), (batch, tokens)]
-    if tuple(positions) not in expected:
+    if several_axes:
+        if len(positions) < 2 or positions[0] < 1 or tuple(positions[1:]) not in expected:
+            shapes = " or ".join(f"(axes, {', '.join(map(str, sizes))})" for sizes in expected)
+            raise RopeError(
+                f"positions have shape {tuple(positions)}, expected {shapes}, one position per axis and "
+                "token of q, because axes was given"
+            )
+    elif tuple(positions) not in expected:
+        hint = ""
+        if tuple(positions[1:]) in expected:
+            hint = "; for positions of several axes say which one each pair reads: axes=mrope_axes(...)"
         raise RopeError(
             f"positions have shape {tuple(positions)}, expected "
-            f"{' or '.join(map(str, expected))}, one position per token of q"
+            f"{' or '.join(map(str, expected))}, one position per token of q{hint}"
         )
 
 
@@ -393,15 +432,30 @@ def _check_no_repeats(name: str, shape: torch.Size, strides: Strides) -> None:
         )
 
 
-def check_position_range(positions: torch.Tensor, max_position: int) -> None:
-    """Raise PositionError for the first position outside 0 .. max_position - 1 (synchronises on CUDA)."""
+def check_position_range(positions: torch.Tensor, axes: torch.Tensor | None, max_position: int) -> None:
+    """Raise PositionError for the first position outside 0 .. max_position - 1, RopeError for the first
+    pair on an axis that positions lack (synchronises on CUDA)."""
+    if axes is not None:
+        _check_axis_range(axes, positions.shape[0])
     bad = ((positions < 0) | (positions >= max_position)).nonzero()
     if len(bad) == 0:
         return
-    token = tuple(bad[0].tolist())
+    first = tuple(bad[0].tolist())
+    token = first if axes is None else first[1:]
     where = f"token {token[0]}" if len(token) == 1 else f"token {token[1]} of batch row {token[0]}"
+    where += "" if axes is None else f" on axis {first[0]}"
     raise PositionError(
-        f"{where} has position {int(positions[token])}, but the table has {max_position} rows "
+        f"{where} has position {int(positions[first])}, but the table has {max_position} rows "
         f"(positions 0 to {max_position - 1}); {len(bad)} of {positions.numel()} positions are outside: "
         "build a longer table or mend the positions"
     )
+
+
+def _check_axis_range(axes: torch.Tensor, count: int) -> None:
+    bad = ((axes < 0) | (axes >= count)).nonzero()
+    if len(bad):
+        pair = int(bad[0])
+        raise RopeError(
+            f"axes says that pair {pair} reads position axis {int(axes[pair])}, but positions have {count} "
+            f"(axes 0 to {count - 1}): pass positions of every axis, or mend axes"
+        )

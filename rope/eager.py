@@ -13,12 +13,13 @@ def rotate(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     geometry: Geometry,
     *,
     inverse: bool,
 ) -> None:
     """Rotate q and k into q_out and k_out (which may be q and k); checks nothing."""
-    cos, sin = _angles(q.dtype, cos, sin, positions, geometry, inverse)
+    cos, sin = _angles(q.dtype, cos, sin, positions, axes, geometry, inverse)
     for x, out in ((q, q_out), (k, k_out)):
         if x is not None and out is not None:
             _rotate_one(geometry.bnhd(x), geometry.bnhd(out), cos, sin, geometry)
@@ -32,12 +33,13 @@ def rotated(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     geometry: Geometry,
     *,
     inverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """The rotation as a function that writes nothing, so that torch.func can transform it."""
-    cos, sin = _angles(q.dtype, cos, sin, positions, geometry, inverse)
+    cos, sin = _angles(q.dtype, cos, sin, positions, axes, geometry, inverse)
     q_out = _rotated_one(q, cos, sin, geometry)
     return q_out if k is None else (q_out, _rotated_one(k, cos, sin, geometry))
 
@@ -58,28 +60,45 @@ def _angles(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     geometry: Geometry,
     inverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every token, for activations of this dtype."""
     compute = _compute_dtype(dtype)
-    cos = _per_token(cos, positions, geometry.tokens).to(compute)
-    sin = _per_token(sin, positions, geometry.tokens).to(compute)
+    rows = None if positions is None else table_rows(positions, axes)
+    cos = _per_token(cos, rows, geometry.tokens).to(compute)
+    sin = _per_token(sin, rows, geometry.tokens).to(compute)
     return cos, -sin if inverse else sin
 
 
-def _per_token(table: torch.Tensor, positions: torch.Tensor | None, tokens: int) -> torch.Tensor:
+def table_rows(positions: torch.Tensor, axes: torch.Tensor | None) -> torch.Tensor:
+    """The table row of each pair of each token, (.., tokens, rot_half); of all pairs, (.., tokens, 1),
+    without axes. Negative for a pair on an axis that positions lack."""
+    rows = positions.long()
+    if axes is None:
+        return rows.unsqueeze(-1)
+    lacking = (axes < 0) | (axes >= rows.shape[0])
+    return rows[axes.long().masked_fill(lacking, 0)].movedim(0, -1).masked_fill(lacking, -1)
+
+
+def _per_token(table: torch.Tensor, rows: torch.Tensor | None, tokens: int) -> torch.Tensor:
     """Table rows as (batch or 1, tokens, 1, rot_half); NaN where a position is outside the table."""
-    if positions is None:
-        rows = table if table.dim() == 3 else table[:tokens].unsqueeze(0)
-        return rows.unsqueeze(-2)
-    index = positions.long()
-    outside = (index < 0) | (index >= table.shape[0])
+    if rows is None:
+        found = table if table.dim() == 3 else table[:tokens].unsqueeze(0)
+        return found.unsqueeze(-2)
+    outside = (rows < 0) | (rows >= table.shape[0])
     if table.shape[0] == 0:
-        rows = table.new_full((*index.shape, table.shape[1]), float("nan"))
+        found = table.new_full((*rows.shape[:-1], table.shape[1]), float("nan"))
     else:
-        rows = table[index.masked_fill(outside, 0)].masked_fill(outside.unsqueeze(-1), float("nan"))
-    return rows.unsqueeze(-2) if rows.dim() == 3 else rows.unsqueeze(0).unsqueeze(-2)
+        rows = rows.masked_fill(outside, 0)
+        # One row for all pairs is quicker to look up.
+        if rows.shape[-1] == 1:
+            found = table[rows.squeeze(-1)]
+        else:
+            found = table[rows, torch.arange(table.shape[1], device=table.device)]
+        found = found.masked_fill(outside, float("nan"))
+    return found.unsqueeze(-2) if found.dim() == 3 else found.unsqueeze(0).unsqueeze(-2)
 
 
 def _rotate_one(

@@ -15,7 +15,7 @@ import triton.language as tl
 # Positions of rope_kernel's run-time numbers. None is specialised, so tensors that differ only in stride
 # values share one compiled kernel; what the compiler must know of them (unit strides, alignment) arrives as
 # constexprs that the launcher computes.
-FIRST_SCALAR, LAST_SCALAR = 7, 39
+FIRST_SCALAR, LAST_SCALAR = 8, 43
 
 
 @triton.jit
@@ -95,7 +95,8 @@ def _load_angles(
     ROT_HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    # Either layout: one cos and one sin per (token, pair), as (BLOCK_T, 1, BLOCK_HALF).
+    # Either layout: one cos and one sin per (token, pair), as (BLOCK_T, 1, BLOCK_HALF). A position is that of
+    # the token, or with several axes that of the (token, pair).
     cos_ptr, sin_ptr, cos_strides, sin_strides, position, max_position = table
     # A row outside the table is never read; NaN makes the fault loud without a host sync.
     in_table = live & (position >= 0) & (position < max_position)
@@ -114,6 +115,20 @@ def _load_angles(
     if INVERSE:
         sin = sin * -1.0
     return cos, sin
+
+
+@triton.jit
+def _load_positions_by_pair(
+    positions, axes, position_axis, position_axes, live, ROT_HALF: tl.constexpr, BLOCK_HALF: tl.constexpr
+):
+    # Either layout: each pair's position, on the axis that the pair reads, as (BLOCK_T, 1, BLOCK_HALF).
+    axes_ptr, axes_i = axes
+    pair = tl.arange(0, BLOCK_HALF)[None, None, :]
+    axis = tl.load(axes_ptr + pair.to(tl.int64) * axes_i, mask=pair < ROT_HALF, other=-1).to(tl.int64)
+    # An axis that positions lack is never read; as a position outside the table it gives NaN.
+    on_axis = (axis >= 0) & (axis < position_axes)
+    at = positions + tl.where(on_axis, axis, 0) * position_axis
+    return tl.load(at, mask=live & on_axis, other=-1).to(tl.int64)
 
 
 @triton.jit
@@ -214,7 +229,9 @@ def _rotate_heads(
         )
 
 
-@triton.jit(do_not_specialize=list(range(FIRST_SCALAR, LAST_SCALAR + 1)))
+@triton.jit(
+    do_not_specialize=list(range(FIRST_SCALAR, LAST_SCALAR + 1)), do_not_specialize_on_alignment=["axes_ptr"]
+)
 def rope_kernel(
     q_ptr,
     k_ptr,
@@ -223,6 +240,7 @@ def rope_kernel(
     cos_ptr,
     sin_ptr,
     positions_ptr,
+    axes_ptr,  # None, as what describes the axes: every pair of a token has one position
     q_b,  # strides of batch, token and head in units of X_UNIT elements, of dim in elements
     q_n,
     q_h,
@@ -247,6 +265,9 @@ def rope_kernel(
     sin_i,
     position_b,  # strides of batch and token in elements
     position_n,
+    position_axis,  # stride of the positions' axes in elements
+    position_axes,  # how many axes positions have
+    axes_i,  # stride of axes in elements
     tokens,  # per batch row
     row_blocks,  # blocks of tokens per batch row
     q_heads,
@@ -280,7 +301,18 @@ def rope_kernel(
     position = n
     if HAS_POSITIONS:
         at = b * position_b + n * position_n
-        position = tl.load(positions_ptr + at, mask=live, other=-1).to(tl.int64)
+        if axes_ptr is None:
+            position = tl.load(positions_ptr + at, mask=live, other=-1).to(tl.int64)
+        else:
+            position = _load_positions_by_pair(
+                positions_ptr + at,
+                (axes_ptr, axes_i),
+                position_axis,
+                position_axes,
+                live,
+                ROT_HALF,
+                BLOCK_HALF,
+            )
     table = (cos_ptr, sin_ptr, (cos_b, cos_row, cos_i), (sin_b, sin_row, sin_i), position, max_position)
     if head_block < q_blocks:
         _rotate_heads(

@@ -78,6 +78,7 @@ def rotate(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     geometry: Geometry,
     *,
     inverse: bool,
@@ -87,7 +88,9 @@ def rotate(
         k, k_out = q, q_out
     in_place = q_out is q
     # A launch needs some pointer where there are no positions; the kernel does not read it.
-    tensors = (q, k, q_out, k_out, cos, sin, q if positions is None else positions)
+    tensors: tuple[torch.Tensor, ...] = (q, k, q_out, k_out, cos, sin, q if positions is None else positions)
+    if axes is not None:
+        tensors = (*tensors, axes)
     pointers = tuple([x.data_ptr() for x in tensors])
     out_strides = None if in_place else (q_out.stride(), k_out.stride())
     key = (inverse, _aligned(pointers), _forced_tile, out_strides)
@@ -105,7 +108,7 @@ class Plan:
 
     Attributes:
         programs: how many programs run.
-        numbers: the run-time numbers of the kernel, in order.
+        numbers: the run-time numbers of the kernel, in order; before them None for a missing pointer.
         constants: its constexprs, in order.
         warps: per program.
         device: the index of the GPU, or -1 for tensors on the CPU.
@@ -113,7 +116,7 @@ class Plan:
     """
 
     programs: int
-    numbers: tuple[int, ...]
+    numbers: tuple[int | None, ...]
     constants: dict[str, object]
     warps: int
     device: int
@@ -170,20 +173,27 @@ def _plan(
     forced: Tile | None,
 ) -> Plan:
     """The launch for tensors of this description."""
-    q, *_, cos, _, positions = tensors
+    q, _, _, _, cos, _, positions, *several = tensors
     strides = [x.stride() for x in tensors]
     x_strides = [g.bnhd_strides(s) for s in strides[:4]]
     table_strides = [s if len(s) == 3 else (0, *s) for s in strides[4:6]]
-    position_strides = (0, 0, *positions.stride())[-2:] if has_positions else (0, 0)
+    position_strides = (0, 0, *positions.stride()[1 if several else 0 :])[-2:] if has_positions else (0, 0)
+    # The kernel has no parameters for what is None.
+    missing_pointer: tuple[None, ...] = () if several else (None,)
+    axes_numbers: tuple[int | None, ...] = (None, None, None)
+    if several:
+        axes_numbers = (positions.stride(0), positions.shape[0], several[0].stride(0))
     tail = 0 if in_place else g.head_dim - 2 * g.rot_half
     x_unit, x_numbers = _in_units(q.element_size(), x_strides, g.rot_offset | tail)
     table_unit, table_numbers = _in_units(cos.element_size(), table_strides)
     tile = _fit_grid(forced or choose_tile(g, q.element_size()), g)
     q_blocks, head_blocks = _head_blocks(tile, g)
     numbers = (
+        *missing_pointer,
         *x_numbers,
         *table_numbers,
         *position_strides,
+        *axes_numbers,
         g.tokens,
         triton.cdiv(g.tokens, tile.tokens),
         g.q_heads,
@@ -214,7 +224,7 @@ def _plan(
 
 def _aligned(pointers: tuple[int, ...]) -> tuple[bool, ...]:
     """Which pointers are multiples of 16 bytes: Triton compiles a kernel for each answer."""
-    a, b, c, d, e, f, g = pointers
+    a, b, c, d, e, f, g, *_ = pointers
     if not (a | b | c | d | e | f | g) & (_ALIGN_BYTES - 1):
         return ()
     return tuple([not pointer & (_ALIGN_BYTES - 1) for pointer in pointers])

@@ -13,8 +13,8 @@ from rope.checks import Options, check_call
 from rope.errors import RopeError
 
 _ARGUMENTS = (
-    "Tensor cos, Tensor sin, Tensor? positions, str layout, SymInt? rot_dim, SymInt rot_offset, "
-    "int head_axis, bool inverse, bool validate"
+    "Tensor cos, Tensor sin, Tensor? positions, Tensor? axes, str layout, SymInt? rot_dim, "
+    "SymInt rot_offset, int head_axis, bool inverse, bool validate"
 )
 _LIBRARY = torch.library.Library("rope", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -34,14 +34,15 @@ def rotate(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     inplace: bool,
     options: Options,
 ) -> "api.Rotated":
     """apply_rope through the operators."""
     if inplace:
-        torch.ops.rope.rotate_(q, k, cos, sin, positions, *options)
+        torch.ops.rope.rotate_(q, k, cos, sin, positions, axes, *options)
         return q if k is None else (q, k)
-    outputs = torch.ops.rope.rotate(q, k, cos, sin, positions, *options)
+    outputs = torch.ops.rope.rotate(q, k, cos, sin, positions, axes, *options)
     return outputs[0] if k is None else (outputs[0], outputs[1])
 
 
@@ -67,9 +68,10 @@ def _rotate(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     *options: Any,
 ) -> list[torch.Tensor]:
-    return _listed(api.rotate_unrecorded(q, k, cos, sin, positions, False, *options))
+    return _listed(api.rotate_unrecorded(q, k, cos, sin, positions, axes, False, *options))
 
 
 def _rotate_in_place(
@@ -78,9 +80,10 @@ def _rotate_in_place(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     *options: Any,
 ) -> None:
-    api.rotate_unrecorded(q, k, cos, sin, positions, True, *options)
+    api.rotate_unrecorded(q, k, cos, sin, positions, axes, True, *options)
 
 
 def _rotate_fake(
@@ -89,9 +92,10 @@ def _rotate_fake(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     *options: Any,
 ) -> list[torch.Tensor]:
-    check_call(q, k, cos, sin, positions, *Options(*options)[:4])
+    check_call(q, k, cos, sin, positions, axes, *Options(*options)[:4])
     return [torch.empty_like(x) for x in (q, k) if x is not None]
 
 
@@ -101,9 +105,10 @@ def _rotate_in_place_fake(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     *options: Any,
 ) -> None:
-    check_call(q, k, cos, sin, positions, *Options(*options)[:4])
+    check_call(q, k, cos, sin, positions, axes, *Options(*options)[:4])
 
 
 def _rotate_recorded(
@@ -112,13 +117,14 @@ def _rotate_recorded(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     *options: Any,
 ) -> list[torch.Tensor]:
     _refuse_forward_mode()
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
-        return _listed(autograd.rotate(q, k, cos, sin, positions, False, Options(*options)))
+        return _listed(autograd.rotate(q, k, cos, sin, positions, axes, False, Options(*options)))
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.rope.rotate(q, k, cos, sin, positions, *options)
+        return torch.ops.rope.rotate(q, k, cos, sin, positions, axes, *options)
 
 
 def _rotate_in_place_recorded(
@@ -127,14 +133,15 @@ def _rotate_in_place_recorded(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
+    axes: torch.Tensor | None,
     *options: Any,
 ) -> None:
     _refuse_forward_mode()
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
-        autograd.rotate(q, k, cos, sin, positions, True, Options(*options))
+        autograd.rotate(q, k, cos, sin, positions, axes, True, Options(*options))
         return
     with torch._C._AutoDispatchBelowAutograd():
-        torch.ops.rope.rotate_(q, k, cos, sin, positions, *options)
+        torch.ops.rope.rotate_(q, k, cos, sin, positions, axes, *options)
 
 
 for _key in ("CPU", "CUDA"):

@@ -192,9 +192,9 @@ def test_the_kernel_itself_never_reads_outside_the_table(layout, rot_offset):
     q = torch.randn(4, 2, 11)
     cos, sin = torch.randn(5, 4), torch.randn(5, 4)
     positions = torch.tensor([4, 5, -1, 2**62])
-    geometry = checks.check_call(q, None, cos, sin, positions, layout, None, rot_offset, -2)
+    geometry = checks.check_call(q, None, cos, sin, positions, None, layout, None, rot_offset, -2)
     out = torch.zeros_like(q)
-    launch.rotate(q, None, out, None, cos, sin, positions, geometry, inverse=False)
+    launch.rotate(q, None, out, None, cos, sin, positions, None, geometry, inverse=False)
     rotated = slice(rot_offset, rot_offset + 8)
     assert out[1:, :, rotated].isnan().all()
     assert out[0].equal(
@@ -217,5 +217,5 @@ def test_strides_that_differ_in_value_share_one_kernel():
 
 def test_no_number_that_varies_between_calls_is_specialised():
     names = launch.rope_kernel.arg_names
-    assert names[kernels.FIRST_SCALAR - 1 : kernels.FIRST_SCALAR + 1] == ["positions_ptr", "q_b"]
+    assert names[kernels.FIRST_SCALAR - 1 : kernels.FIRST_SCALAR + 1] == ["axes_ptr", "q_b"]
     assert names[kernels.LAST_SCALAR : kernels.LAST_SCALAR + 2] == ["tail", "GPTJ"]

@@ -55,7 +55,7 @@ def test_after_a_right_call_a_wrong_one_is_refused(
 
 
 def test_equal_calls_share_one_geometry() -> None:
-    options = ("neox", None, 0, -2)
+    options = (None, "neox", None, 0, -2)
     first = checks.check_call(*arguments().values(), *options)
     assert checks.check_call(*arguments().values(), *options) is first
     strided = arguments() | {"q": torch.ones(3, 4, 16)[..., :8]}
@@ -74,7 +74,7 @@ def test_no_tensor_is_kept_alive() -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_the_quick_way_is_taken_again_after_the_mode_changed(mode: Any) -> None:
-    options = ("neox", None, 0, -2)
+    options = (None, "neox", None, 0, -2)
     with torch.no_grad():
         first = checks.check_call(*arguments().values(), *options)
     with mode():

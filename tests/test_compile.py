@@ -12,7 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rope import RopeError, apply_rope, rope_table
 
 COS, SIN = rope_table(4, 16)
-OPTIONS = ("neox", None, 1, -2, False, False)
+AXES = torch.tensor([1, 0])
+OPTIONS = (None, "neox", None, 1, -2, False, False)  # axes first
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +45,16 @@ def in_place_on_views(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor,
     return packed, positions
 
 
+def over_two_axes(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, layout: str) -> Any:
+    both = torch.stack((positions, positions.flip(0)))
+    return apply_rope(q, k, COS, SIN, both, axes=AXES, layout=layout, rot_offset=1)
+
+
 def without_k_or_positions(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, layout: str) -> Any:
     return apply_rope(q, None, COS, SIN, layout=layout), positions
 
 
-FUNCTIONS = [out_of_place, in_place, in_place_on_views, without_k_or_positions]
+FUNCTIONS = [out_of_place, in_place, in_place_on_views, over_two_axes, without_k_or_positions]
 
 
 @pytest.mark.parametrize("layout", ["neox", "gptj"])
@@ -140,6 +146,15 @@ def test_opcheck(name: str, with_k: bool, requires_grad: bool) -> None:
     torch.library.opcheck(operator, (q, k if with_k else None, COS, SIN, positions, *OPTIONS))
 
 
+@pytest.mark.parametrize("name", ["rotate", "rotate_"])
+def test_opcheck_over_two_axes(name: str) -> None:
+    q, k, positions = activations()
+    q, k = q.requires_grad_() * 1, k.requires_grad_() * 1
+    both = torch.stack((positions, positions.flip(0)))
+    operator = getattr(torch.ops.rope, name).default
+    torch.library.opcheck(operator, (q, k, COS, SIN, both, AXES, *OPTIONS[1:]))
+
+
 @pytest.mark.parametrize("head_axis", [-2, 1])
 def test_fake_tensors_have_the_strides_of_real_ones(head_axis: int) -> None:
     sources = [
@@ -184,6 +199,13 @@ def test_export() -> None:
     larger = activations(7)
     for actual, expected in zip(program.module()(*larger), Layer()(*larger), strict=True):
         assert torch.equal(actual, expected)
+
+
+def test_wrong_axes_are_explained_at_compile_time() -> None:
+    rotate = torch.compile(over_two_axes, backend="eager", fullgraph=True)
+    q, k, positions = activations()
+    with pytest.raises(Exception, match=r"positions have shape \(2, 2\), expected \(axes, 3\)"):
+        rotate(q, k, positions[:2], "neox")
 
 
 def test_wrong_input_is_explained_at_compile_time() -> None:

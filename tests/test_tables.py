@@ -14,7 +14,7 @@ from properties import table_oracle
 from properties.failures import Mismatch
 from properties.table_checks import check_values
 from rope import RopeError, rope_table, rope_table_from_config
-from rope.axes import gather_axes, mrope_axes, vision_axes, vision_rope_table
+from rope.axes import mrope_axes, vision_rope_table
 from rope.config import read_rope_config
 from rope.scaling import (
     DeepSeekYaRN,
@@ -327,24 +327,6 @@ def test_wrong_sections_are_named() -> None:
         mrope_axes([1, 5, 1], interleaved=True)
     with pytest.raises(RopeError, match="multiple of 4, got 6"):
         vision_rope_table(6, 10)
-
-
-def test_wrong_axes_are_named() -> None:
-    table, positions = rope_table(8, 10), torch.zeros(2, 3, dtype=torch.int32)
-    with pytest.raises(RopeError, match=r"axes has shape \(3,\), the table needs \(4,\)"):
-        gather_axes(table, positions, mrope_axes((1, 1, 1)))
-    with pytest.raises(RopeError, match="axes reads position axis 2, positions has 2 axes"):
-        gather_axes(table, positions, mrope_axes((2, 1, 1)))
-    assert gather_axes(table, positions, vision_axes(8)).cos.shape == (3, 4)
-
-
-def test_gathering_keeps_the_factors() -> None:
-    table = rope_table(4, 10, rule=DeepSeekYaRN(**YARN, mscale_all_dim=1.0))
-    gathered = gather_axes(table, torch.zeros(1, 3, dtype=torch.int64), mrope_axes((2,)))
-    assert (gathered.attention_factor, gathered.softmax_factor) == (
-        table.attention_factor,
-        table.softmax_factor,
-    )
 
 
 def test_wrong_shards_are_named() -> None:

@@ -121,10 +121,10 @@ def run(call: Call) -> dict[str, torch.Tensor]:
 def check(call: Call) -> None:
     """Refuse wrong input."""
     options = (call.layout, call.rot_dim, call.rot_offset, call.head_axis)
-    geometry = check_call(call.q, call.k, call.cos, call.sin, call.positions, *options)
+    geometry = check_call(call.q, call.k, call.cos, call.sin, call.positions, None, *options)
     if call.positions is not None:
         # Looked up where apply_rope does, so that what lies below the check can be reached for both.
-        api.check_position_range(call.positions, call.cos.shape[0])
+        api.check_position_range(call.positions, None, call.cos.shape[0])
     if call.inplace:
         check_in_place(call.q, call.k, geometry)
 
