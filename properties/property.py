@@ -1,7 +1,7 @@
 """rope_property: turn a check into one Hypothesis test per implementation, layout and dtype."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -27,12 +27,16 @@ class Property:
         check: raises a Failure when the statement does not hold for a case.
         narrowed: the values of Domain fields that the statement is about.
         cost: how many ordinary cases one case takes; a search tries as many fewer.
+        draw: draws cases of a domain, of one layout and dtype where they are given.
+        models: cases that always run where the domain holds them.
     """
 
     name: str
     check: Check
     narrowed: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     cost: int = 1
+    draw: Callable[..., st.SearchStrategy[RopeCase]] = rope_cases
+    models: Mapping[str, RopeCase] = field(default_factory=lambda: MODELS)
 
     def domain(self, implementation: Implementation) -> Domain | None:
         """The cases to try: the implementation's domain as far as this property speaks of it."""
@@ -49,12 +53,12 @@ class Property:
             return
         for layout in domain.layouts:
             for dtype in domain.dtypes:
-                cases = rope_cases(domain, layout=layout, dtype=dtype)
+                cases = self.draw(domain, layout=layout, dtype=dtype)
                 search = self.search(implementation, cases, f"{layout}-{dtype}")
                 if self.cost > 1:
                     search = settings(max_examples=max(2, settings().max_examples // self.cost))(search)
                 yield f"{implementation.name}-{layout}-{dtype}", search
-        for model, case in MODELS.items():
+        for model, case in self.models.items():
             inside = _inside(domain, case)
             if inside is not None:
                 yield f"{implementation.name}-{model}", self.replay(implementation, inside)
@@ -118,11 +122,17 @@ class Property:
         return test
 
 
-def rope_property(*, cost: int = 1, **narrowed: tuple[Any, ...]) -> Callable[[Check], Property]:
+def rope_property(
+    *,
+    cost: int = 1,
+    draw: Callable[..., st.SearchStrategy[RopeCase]] = rope_cases,
+    models: Mapping[str, RopeCase] = MODELS,
+    **narrowed: tuple[Any, ...],
+) -> Callable[[Check], Property]:
     """Decorate a check to make it a property.
 
     Args:
-        cost: see Property.
+        cost, draw, models: see Property.
         narrowed: values of Domain fields that the property is about; an implementation whose domain has
             none of them is not tried.
     """
@@ -131,7 +141,7 @@ def rope_property(*, cost: int = 1, **narrowed: tuple[Any, ...]) -> Callable[[Ch
         raise TypeError(f"Domain has no field {', '.join(sorted(unknown))}")
 
     def decorate(check: Check) -> Property:
-        return Property(check.__name__, check, narrowed, cost)
+        return Property(check.__name__, check, narrowed, cost, draw, models)
 
     return decorate
 

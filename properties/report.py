@@ -132,8 +132,15 @@ def in_words(case: RopeCase) -> str:
         f"dims {case.rot_offset}..{case.rot_offset + 2 * case.rot_half - 1} of {case.head_dim} rotate",
         "in place" if case.inplace else "out of place",
         f"{case.table} table of {_counted(case.max_position, 'row')}",
+        *([f"served in {_counted(len(case.steps), 'step')}: {_steps(case)}"] if case.steps else []),
     ]
     return f"In words: {', '.join(parts)}."
+
+
+def _steps(case: RopeCase) -> str:
+    """Which positions of which requests each step of a server rotates together."""
+    steps = (" + ".join(f"request {r} {_span(first, n)}" for r, first, n in step) for step in case.steps)
+    return " | ".join(steps)
 
 
 def _span(start: int, length: int) -> str:

@@ -160,6 +160,13 @@ def simpler_cases(case: RopeCase) -> Iterator[RopeCase]:
             steps += [n for n in (default + 1, (value + default) // 2) if n < value]
         elif name == "k_heads" and value is not None:
             steps += [n for n in (2, value // 2) if 0 < n < value]
+        elif name == "steps":
+            steps += [value[:i] + value[i + 1 :] for i in range(len(value))]
+            steps += [
+                (*value[:i], step[:j] + step[j + 1 :], *value[i + 1 :])
+                for i, step in enumerate(value)
+                for j in range(len(step))
+            ]
         elif name == "fill":
             steps += ["ones", "ramp"] if value not in ("ones", "ramp") else []
         for step in steps:

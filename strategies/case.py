@@ -98,6 +98,8 @@ class RopeCase(_ShortRepr):
         fill, seed: values of q, k and v; properties that pick a token or a head pick by the seed.
         pokes: (tensor, flat index modulo its size, value as float() or int() reads it) set after the fill.
         tile: (tokens, heads) of a program, for implementations whose domain lists tiles.
+        steps: of a server that rotates the requests piece by piece: the chunks of each step, packed on one
+            token axis in this order, as (index into requests, first position, length).
     """
 
     layout: str = "neox"
@@ -128,6 +130,7 @@ class RopeCase(_ShortRepr):
     seed: int = 0
     pokes: tuple[tuple[str, int, str], ...] = ()
     tile: tuple[int, int] | None = None
+    steps: tuple[tuple[tuple[int, int, int], ...], ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -156,8 +159,20 @@ class RopeCase(_ShortRepr):
         if self.inplace:
             expand = self.q_strides.expand + self.k_strides.expand
             _require(not expand, "expand", expand, "nothing in place")
+        if self.steps:
+            plain = (self.rank, self.positions, self.table) == (3, "given", "indexed")
+            _require(plain, "steps", self.steps, "none unless rank is 3, positions given, table indexed")
+        for chunk in (chunk for step in self.steps for chunk in step):
+            _require(self._holds(*chunk), "steps", chunk, f"a chunk of one of the requests {self.requests}")
         for poke in self.pokes:
             _require(_is_poke(*poke), "pokes", poke, f"one of {TENSORS}, an index from 0, a number")
+
+    def _holds(self, request: int, first: int, length: int) -> bool:
+        """Whether a chunk lies in its request."""
+        if not 0 <= request < len(self.requests):
+            return False
+        start, total = self.requests[request]
+        return start <= first and length >= 1 and first + length <= start + total
 
     @property
     def head_dim(self) -> int:

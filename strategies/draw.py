@@ -25,7 +25,7 @@ _LARGE_TAILS = (16, 31, 32, 33, 64, 96)
 _TAILS = st.sampled_from((*_SMALL, *_LARGE_TAILS))
 _TAILS_OR_NONE = st.sampled_from((*[0] * 6, *_SMALL, *_LARGE_TAILS))
 _HEADS = st.sampled_from((1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33))
-_STARTS = st.sampled_from((0, 1, 2, 3, 5, 8, 13, 21, 40, 127, 128, 1023, 2047, 4095))
+STARTS = st.sampled_from((0, 1, 2, 3, 5, 8, 13, 21, 40, 127, 128, 1023, 2047, 4095))
 _LENGTH_KINDS = st.sampled_from(("one", "any", "same"))
 _PADS = st.sampled_from((*_SMALL, 16, 32))
 _SEEDS = st.integers(0, 1 << 12)
@@ -136,7 +136,7 @@ def _requests(draw: st.DrawFn, domain: Domain, values: dict[str, Any]) -> tuple[
         max_tokens = min(max_tokens, 4 * values["tile"][0])
 
     def start() -> int:
-        return 0 if from_zero else draw(_STARTS)
+        return 0 if from_zero else draw(STARTS)
 
     # Lengths come before starts: one token at position 1 is simpler than two from position 0.
     length = draw(_lengths(shortest, min(24 if values["rank"] == 3 else 12, max_tokens)))

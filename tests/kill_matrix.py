@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
-from strategies import RopeCase, rope_cases
+from strategies import RopeCase
 from strategies.case import non_default
 
 # The kernels read this when they are decorated.
@@ -35,7 +35,9 @@ from properties.property import Property
 from properties.test_large import FixedCases
 from tests.mutants import MUTANTS, Mutant
 
-FAMILIES = ("reference", "norm", "memory", "bitwise", "trace", "laws", "batch", "range", "errors", "large")
+FAMILIES = (
+    "reference", "norm", "memory", "bitwise", "trace", "laws", "batch", "serving", "range", "errors", "large",
+)  # fmt: skip
 DOCUMENT = Path(__file__).parent.parent / "docs" / "kill-matrix.md"
 # Cases drawn over all layouts and dtypes before a property is said not to kill a mutant.
 CASES = 60
@@ -58,7 +60,9 @@ def likely_first(mutant: Mutant) -> list[Property]:
     """All properties, those of the family that should kill this mutant first."""
     by_family = properties()
     # What no report names breaks a law; a law needs no reference to be broken.
-    likely = ("laws", "batch") if mutant.report is None else (_LIKELY.get(mutant.kind, FAMILIES[0]),)
+    likely = (
+        ("laws", "batch", "serving") if mutant.report is None else (_LIKELY.get(mutant.kind, FAMILIES[0]),)
+    )
     order = (*likely, *(family for family in FAMILIES if family not in likely))
     return [prop for family in order for prop in by_family[family]]
 
@@ -90,7 +94,7 @@ def search(
     if isinstance(prop, FixedCases):
         drawn = st.sampled_from([case for _, case in prop.cases if not domain.why_outside(case)])
     else:
-        drawn = rope_cases(domain)
+        drawn = prop.draw(domain)
     started, tried = time.perf_counter(), 0
     kills: list[Kill] = []
 

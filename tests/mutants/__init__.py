@@ -4,7 +4,18 @@ To add a mutant, write one function under `@mutant(...)` in any module listed he
 tests/mutants/base.py, done wrongly, with the trigger in its docstring.
 """
 
-from tests.mutants import addressing, company, memory, rotation, silent, tokens
+from tests.mutants import addressing, company, memory, rotation, serving, silent, tokens
 from tests.mutants.registry import MUTANTS, Mutant, correct
 
-__all__ = ["MUTANTS", "Mutant", "addressing", "company", "correct", "memory", "rotation", "silent", "tokens"]
+__all__ = [
+    "MUTANTS",
+    "Mutant",
+    "addressing",
+    "company",
+    "correct",
+    "memory",
+    "rotation",
+    "serving",
+    "silent",
+    "tokens",
+]
