@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PYTEST = .venv/bin/pytest -n auto
 
-.PHONY: properties test lint kill-matrix
+.PHONY: properties test lint kill-matrix mutation-score
 
 properties: .venv
 	$(PYTEST) properties/
@@ -12,6 +12,9 @@ test: .venv
 
 kill-matrix: .venv
 	.venv/bin/python -m tests.kill_matrix
+
+mutation-score: .venv
+	.venv/bin/python -m tests.mutation_score
 
 lint: .venv
 	.venv/bin/ruff format --check .

@@ -91,10 +91,12 @@ def search(
     domain = prop.domain(implementation)
     if domain is None:
         return None
+    drawn = prop.draw(domain)
     if isinstance(prop, FixedCases):
-        drawn = st.sampled_from([case for _, case in prop.cases if not domain.why_outside(case)])
-    else:
-        drawn = prop.draw(domain)
+        inside = [case for _, case in prop.cases if not domain.why_outside(case)]
+        if not inside:
+            return None
+        drawn = st.sampled_from(inside)
     started, tried = time.perf_counter(), 0
     kills: list[Kill] = []
 
