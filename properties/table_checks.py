@@ -24,9 +24,9 @@ Build = Callable[..., RopeTable]
 def check_values(build: Build, case: TableCase) -> None:
     """Every value is within its bound of the float64 formula, and so are the two factors."""
     table = case.built_by(build)
-    _check_metadata(table, case.max_position, case.rot_dim)
-    rows = _rows(case.max_position)
-    _check_against_oracle(table, case, rows)
+    require_metadata(table, case.max_position, case.rot_dim)
+    rows = rows_of(case.max_position)
+    require_values(table, case, rows)
 
 
 def check_rows_do_not_depend_on_length(build: Build, case: TableCase) -> None:
@@ -64,7 +64,7 @@ def check_history(build: Build, cases: Sequence[TableCase]) -> None:
     """A table is right whatever was built before it, and the same whatever became of those tables."""
     first = [case.built_by(build) for case in cases]
     for case, table in zip(cases, first, strict=True):
-        _check_against_oracle(table, case, _rows(case.max_position), f", built as one of {len(cases)}")
+        require_values(table, case, rows_of(case.max_position), f", built as one of {len(cases)}")
     kept = [(table.cos.clone(), table.sin.clone()) for table in first]
     for table in first:
         table.cos.zero_()
@@ -81,7 +81,7 @@ def check_surroundings(build: Build, case: TableCase) -> None:
     for name, surroundings in SURROUNDINGS.items():
         with surroundings():
             table = case.built_by(build)
-        _check_metadata(table, case.max_position, case.rot_dim, f" built under {name}")
+        require_metadata(table, case.max_position, case.rot_dim, f" built under {name}")
         if not (_same_bits(table.cos, plain.cos) and _same_bits(table.sin, plain.sin)):
             raise NotDeterministic(f"{case} has other bits when built under {name}")
         x = torch.ones_like(plain.cos, requires_grad=True)
@@ -97,9 +97,9 @@ def check_config(read: Build, case: ConfigCase, max_position: int = 300) -> None
     table = read(config, max_position, layer_type=case.layer_type, seq_len=case.seq_len)
     if config != case.config:
         raise InputChanged(f"reading changed the configuration from {case.config} to {config}")
-    _check_metadata(table, max_position, case.rot_dim, f" read from {case.config}")
+    require_metadata(table, max_position, case.rot_dim, f" read from {case.config}")
     meant = TableCase(case.rot_dim, max_position, case.base, case.rule)
-    _check_against_oracle(table, meant, _rows(max_position), f", read from {case.config}")
+    require_values(table, meant, rows_of(max_position), f", read from {case.config}")
 
 
 def check_axes(axes: Callable[..., torch.Tensor], section: Sequence[int], interleaved: bool) -> None:
@@ -141,16 +141,20 @@ def check_uneven_length_is_refused(
         raise MissingError(f"length {length} over {world_size} ranks, {order}, gave {got}")
 
 
-def _check_metadata(table: RopeTable, max_position: int, rot_dim: int, where: str = "") -> None:
+def require_metadata(
+    table: RopeTable, max_position: int, rot_dim: int, where: str = "", *, device: str = "cpu"
+) -> None:
+    """WrongMetadata unless cos and sin are float32 of the table's shape on this device."""
     for name in ("cos", "sin"):
         tensor = getattr(table, name)
         got = (tensor.device.type, tensor.dtype, tuple(tensor.shape))
-        expected = ("cpu", torch.float32, (max_position, rot_dim // 2))
+        expected = (device, torch.float32, (max_position, rot_dim // 2))
         if got != expected:
             raise WrongMetadata(f"{name}{where} is {got}, expected {expected}")
 
 
-def _check_against_oracle(table: RopeTable, case: TableCase, rows: Any, where: str = "") -> None:
+def require_values(table: RopeTable, case: TableCase, rows: Any, where: str = "") -> None:
+    """Mismatch unless these rows, and both factors, are within their bounds of the float64 formula."""
     exact = exact_table(case.rot_dim, case.base, case.rule, rows, case.precision)
     for name, value, bound in (("cos", exact.cos, exact.cos_error), ("sin", exact.sin, exact.sin_error)):
         got = getattr(table, name)[torch.from_numpy(rows)].double().numpy()
@@ -172,7 +176,7 @@ def _check_against_oracle(table: RopeTable, case: TableCase, rows: Any, where: s
             raise Mismatch(f"{name} of {case}{where} is {got}, expected {meant}")
 
 
-def _rows(max_position: int) -> Any:
+def rows_of(max_position: int) -> Any:
     """The first rows, both sides of the powers of two, an even spread, and the last."""
     powers = 2 ** np.arange(4, 25)
     spread = np.linspace(0, max_position - 1, 12).astype(np.int64)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from properties import table_checks
 from properties.implementations import rope_eager
+from properties.table_life import check_life
 from rope.axes import mrope_axes, vision_axes, vision_rope_table
 from rope.config import read_rope_config, rope_table_from_config
 from rope.shards import shard_positions
@@ -51,6 +52,11 @@ def test_a_table_does_not_depend_on_earlier_tables(cases: list[TableCase]) -> No
 @given(case=table_cases(max_elements=256))
 def test_a_table_does_not_depend_on_torch_state(case: TableCase) -> None:
     table_checks.check_surroundings(rope_table, case)
+
+
+def test_tables_keep_their_bits_through_what_users_do_with_them() -> None:
+    """Grown, shrunk, cut, cast, copied, saved, loaded and overwritten, in any order."""
+    check_life(lambda: rope_table)
 
 
 @every_rule

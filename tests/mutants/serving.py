@@ -15,7 +15,7 @@ def _seen(call: Call, x: torch.Tensor) -> bool:
     return before is not None and (before.data_ptr(), before.shape) == (x.data_ptr(), x.shape)
 
 
-@mutant("STATE", None, "positions")
+@mutant("STATE", "LightX2V#1132", "positions")
 def positions_known_by_their_address(call: Call) -> torch.Tensor:
     """Positions are read once per memory and size, as a step of preparation that looks costly.
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from properties import table_checks
+from properties.table_life import check_life
 from rope.axes import mrope_axes
 from rope.config import read_rope_config, rope_table_from_config
 from rope.scaling import (
@@ -432,6 +433,40 @@ class CacheHandedOut:
         if key not in self.cache:
             self.cache[key] = rope_table(*args, **options)
         return self.cache[key]
+
+
+@mutant("STATE", check_life)
+class SharedUntilWritten:
+    """sgl-project/sglang#33575: all callers share one buffer until its version counter says it was changed.
+
+    Trigger: two layers with one table, one of which is overwritten.
+    """
+
+    def __init__(self) -> None:
+        self.cache: dict[Any, RopeTable] = {}
+
+    def __call__(self, *args: Any, **options: Any) -> RopeTable:
+        key = (args, tuple(options.items()))
+        kept = self.cache.get(key)
+        if kept is None or kept.cos._version != self._version:
+            kept = self.cache[key] = rope_table(*args, **options)
+            self._version = kept.cos._version
+        return kept
+
+
+@mutant("BUFLIFE", check_life)
+class DeviceLeftOutOfTheKey:
+    """lucidrains/rotary-embedding-torch#48: a table stays on the device of the first call.
+
+    Trigger: a table in memory, then one of the same arguments on the meta device, or the other way round.
+    """
+
+    def __init__(self) -> None:
+        self.devices: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, device: Any = None, **options: Any) -> RopeTable:
+        device = self.devices.setdefault((args, tuple(options.items())), device)
+        return rope_table(*args, device=device, **options)
 
 
 # --- MULTIPOS: several axes, shards
