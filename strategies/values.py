@@ -1,5 +1,7 @@
 """Values of a case's tensors: exact formulas on the CPU, the same bits on every machine."""
 
+import functools
+
 import torch
 
 from strategies.case import RopeCase
@@ -54,10 +56,8 @@ def angle_tables(case: RopeCase, rows: int) -> tuple[torch.Tensor, torch.Tensor]
     """cos and sin, (rows, rot_half) in float64, by the case's table_fill."""
     shape = (rows, case.rot_half)
     if case.table_fill == "angles":
-        pair = torch.arange(case.rot_half, dtype=torch.float64)
-        frequency = 10000.0 ** (-pair / max(case.rot_half, 1))
-        angle = torch.arange(rows, dtype=torch.float64)[:, None] * frequency
-        cos, sin = angle.cos(), angle.sin()
+        # Computed once for many sizes: the farthest start that is drawn asks for some 4100 rows.
+        cos, sin = (x[:rows] for x in _cos_and_sin(case.rot_half, max(1 << 13, 1 << rows.bit_length())))
     else:
         size = rows * case.rot_half
         cos, sin = (
@@ -65,6 +65,15 @@ def angle_tables(case: RopeCase, rows: int) -> tuple[torch.Tensor, torch.Tensor]
             for n in ("cos", "sin")
         )
     return cos * case.attention_factor, sin * case.attention_factor
+
+
+@functools.lru_cache(maxsize=64)
+def _cos_and_sin(rot_half: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the angles of base 10000, (rows, rot_half) in float64."""
+    pair = torch.arange(rot_half, dtype=torch.float64)
+    frequency = 10000.0 ** (-pair / max(rot_half, 1))
+    angle = torch.arange(rows, dtype=torch.float64)[:, None] * frequency
+    return angle.cos(), angle.sin()
 
 
 def activation_dtype(case: RopeCase) -> torch.dtype:
