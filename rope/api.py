@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from rope import autograd, eager, operators
+from rope import autograd, eager, operators, repeated
 from rope.checks import PLAIN_TYPES, Options, check_call, check_in_place, check_position_range
 from rope.errors import RopeError
 
@@ -75,7 +75,13 @@ def apply_rope(
         PositionError: a position outside the table, where it is checked; nothing was written.
         RopePrecisionWarning: (a warning, once) cos and sin are in a 16-bit dtype.
     """
-    if not _is_plain(q, k, cos, sin, positions, axes):
+    watched = is_compiling() or _is_transformed() or (_dispatch_modes() and operators.is_traced())
+    if not (watched or validate or axes is not None):
+        given = (inplace, layout, rot_dim, rot_offset, head_axis, inverse)
+        outputs = repeated.rotate(q, k, cos, sin, positions, given)
+        if outputs is not None:
+            return outputs
+    if watched or not _are_plain((q, cos, sin), k, positions, axes):
         options = Options(layout, rot_dim, rot_offset, head_axis, inverse, validate)
         return _rotate_traced(q, k, cos, sin, positions, axes, inplace, options)
     if torch.is_grad_enabled() and autograd.is_needed(q, k, cos, sin):
@@ -114,29 +120,17 @@ def rotate_unrecorded(
         q_out = torch.empty_like(q)
         k_out = None if k is None else torch.empty_like(k)
     rotate = _launch().rotate if _kernels_run_on(q) else eager.rotate
-    rotate(q, k, q_out, k_out, cos, sin, positions, axes, geometry, inverse=inverse)
+    plan = rotate(q, k, q_out, k_out, cos, sin, positions, axes, geometry, inverse=inverse)
+    if plan is not None and k is not None and positions is not None and axes is None and not validate:
+        given = (inplace, layout, rot_dim, rot_offset, head_axis, inverse)
+        repeated.remember(q, k, cos, sin, positions, given, geometry, plan)
     return q_out if k_out is None else (q_out, k_out)
 
 
-def _is_plain(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None,
-    axes: torch.Tensor | None,
-) -> bool:
-    """Whether the tensors are memory to work on, and nothing traces or transforms the call."""
-    return (
-        not is_compiling()
-        and not _is_transformed()
-        and not (_dispatch_modes() and operators.is_traced())
-        and type(q) in PLAIN_TYPES
-        and (k is None or type(k) in PLAIN_TYPES)
-        and type(cos) in PLAIN_TYPES
-        and type(sin) in PLAIN_TYPES
-        and (positions is None or type(positions) in PLAIN_TYPES)
-        and (axes is None or type(axes) in PLAIN_TYPES)
+def _are_plain(required: tuple[torch.Tensor, ...], *optional: torch.Tensor | None) -> bool:
+    """Whether the tensors are memory to work on."""
+    return all(type(x) in PLAIN_TYPES for x in required) and all(
+        x is None or type(x) in PLAIN_TYPES for x in optional
     )
 
 

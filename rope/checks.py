@@ -17,7 +17,6 @@ _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _INTS = (int, torch.SymInt)
 # What torch.Tensor itself or a module holds, as against other subclasses.
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-_STRIDED = torch.strided
 
 
 # Sizes, dtype, device, layout and strides of a tensor.
@@ -79,54 +78,14 @@ def check_call(
     head_axis: int,
 ) -> Geometry:
     """Check types, dtypes, devices and shapes; return the sizes of the call."""
-    global _last_call
-    tensors: tuple[Any, ...] = (q, k, cos, sin, positions)
-    if k is None or positions is None:
-        tensors = tuple(x for x in tensors if x is not None)
-    if axes is not None:
-        tensors = (*tensors, axes)
-    options = (layout, rot_dim, rot_offset, head_axis, k is None, positions is None, axes is None)
-    last_options, guard, geometry = _last_call
-    if last_options == options and _have_strides(tensors) and guard.check(*tensors):
-        return geometry
     described = _describe(q, k, cos, sin, positions, axes)
     if cos.dtype in _SIXTEEN_BIT:
         _warn_about_table_precision(cos.dtype)
     try:
-        geometry = _check_description(*described, layout, rot_dim, rot_offset, head_axis)
+        return _check_description(*described, layout, rot_dim, rot_offset, head_axis)
     except TypeError:
         # Symbolic sizes, of a tracer, have no hash to be kept by.
         return _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
-    if _TensorGuards is not None and type(q) is torch.Tensor and cos.dtype not in _SIXTEEN_BIT:
-        _last_call = options, _guard(tensors, geometry), geometry
-    return geometry
-
-
-# torch.compile's own check that tensors have the sizes, strides, dtypes and devices of earlier ones: for five
-# tensors at once it costs as much host time as reading the shape of two. A private name, so perhaps absent.
-_TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
-# The options, the guard and the geometry of the last call; the next layer of a model makes the same one.
-_last_call: tuple[Any, Any, Any] = (None, None, None)
-
-
-def _have_strides(tensors: tuple[Any, ...]) -> bool:
-    """Whether a guard may see these: it ends the process at a nested or a compressed sparse tensor."""
-    for x in tensors:  # noqa: SIM110 (a generator costs more than the guard)
-        if type(x) not in PLAIN_TYPES or x.layout is not _STRIDED or x.is_nested:
-            return False
-    return True
-
-
-def _guard(tensors: tuple[torch.Tensor, ...], geometry: Geometry) -> Any:
-    """The guard that these tensors pass; they differ in what no geometry depends on, but a guard does."""
-    state = (torch.is_inference_mode_enabled(), *((x.requires_grad, x.is_inference()) for x in tensors))
-    guard = geometry.kept.get(state)
-    if guard is None or not guard.check(*tensors):
-        sizes = [list(x.shape) for x in tensors]
-        strides = [list(x.stride()) for x in tensors]
-        guard = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        geometry.kept[state] = guard
-    return guard
 
 
 def _describe(
@@ -400,13 +359,12 @@ def _check_positions(rank: int, batch: int, tokens: int, positions: torch.Size, 
 
 def check_in_place(q: torch.Tensor, k: torch.Tensor | None, geometry: Geometry) -> None:
     """Refuse an in-place target with two names for one element: the result would depend on the order."""
-    room = geometry.kept.get("room")
-    if room is None:
-        room = geometry.kept["room"] = _room(q, k)
     if k is None:
+        _check_no_repeats("q", q.shape, q.stride())
         return
+    before, after = room(q, k, geometry)
     distance = k.data_ptr() - q.data_ptr()
-    close = -room[0] < distance < room[1]
+    close = -before < distance < after
     if close and shares(q.shape, q.stride(), k.shape, k.stride(), distance, q.element_size()):
         raise RopeError(
             "inplace=True but q and k share memory, so elements would rotate twice: pass a copy of one "
@@ -414,14 +372,15 @@ def check_in_place(q: torch.Tensor, k: torch.Tensor | None, geometry: Geometry) 
         )
 
 
-def _room(q: torch.Tensor, k: torch.Tensor | None) -> tuple[int, int]:
+def room(q: torch.Tensor, k: torch.Tensor, geometry: Geometry) -> tuple[int, int]:
     """Bytes that k must start before or after q for the two to be apart; RopeError when one has repeats."""
-    _check_no_repeats("q", q.shape, q.stride())
-    if k is None:
-        return 0, 0
-    _check_no_repeats("k", k.shape, k.stride())
-    size = q.element_size()
-    return (reach(k.shape, k.stride()) + 1) * size, (reach(q.shape, q.stride()) + 1) * size
+    if "room" not in geometry.kept:
+        _check_no_repeats("q", q.shape, q.stride())
+        _check_no_repeats("k", k.shape, k.stride())
+        size = q.element_size()
+        reaches = (reach(x.shape, x.stride()) for x in (k, q))
+        geometry.kept["room"] = tuple((r + 1) * size for r in reaches)
+    return geometry.kept["room"]
 
 
 def _check_no_repeats(name: str, shape: torch.Size, strides: Strides) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from rope import repeated
 from rope.checks import Geometry
 from rope.kernels import rope_kernel
 
@@ -34,6 +35,7 @@ def forced_tile(tile: Tile | None) -> Iterator[None]:
     global _forced_tile
     before = _forced_tile
     _forced_tile = tile or before
+    repeated.forget()
     try:
         yield
     finally:
@@ -82,8 +84,12 @@ def rotate(
     geometry: Geometry,
     *,
     inverse: bool,
-) -> None:
-    """Rotate q and k into q_out and k_out (which may be q and k) in one launch; checks nothing."""
+) -> "Plan | None":
+    """Rotate q and k into q_out and k_out (which may be q and k) in one launch; checks nothing.
+
+    Returns:
+        The launch, where one that differs in nothing but pointers may be made with it.
+    """
     if k is None or k_out is None:
         k, k_out = q, q_out
     in_place = q_out is q
@@ -92,14 +98,15 @@ def rotate(
     if axes is not None:
         tensors = (*tensors, axes)
     pointers = tuple([x.data_ptr() for x in tensors])
-    out_strides = None if in_place else (q_out.stride(), k_out.stride())
-    key = (inverse, _aligned(pointers), _forced_tile, out_strides)
-    plans = geometry.kept.setdefault("plans", {})
-    plan = plans.get(key)
+    key = (inverse, _aligned(pointers), _forced_tile, None if in_place else (q_out.stride(), k_out.stride()))
+    plan = geometry.kept.get(key)
     if plan is None:
-        plan = plans[key] = _plan(geometry, tensors, positions is not None, in_place, inverse, _forced_tile)
-    if plan.programs:
-        plan.launch(tensors, pointers)
+        plan = _plan(geometry, tensors, positions is not None, in_place, inverse, _forced_tile)
+        geometry.kept[key] = plan
+    if not plan.programs:
+        return None
+    plan.launch(tensors, pointers)
+    return plan if _forced_tile is None else None
 
 
 @dataclass
@@ -112,7 +119,7 @@ class Plan:
         constants: its constexprs, in order.
         warps: per program.
         device: the index of the GPU, or -1 for tensors on the CPU.
-        compiled: what the first launch compiled.
+        compiled: what the first launch compiled: how to run it, the function, its metadata.
     """
 
     programs: int
@@ -120,43 +127,32 @@ class Plan:
     constants: dict[str, object]
     warps: int
     device: int
-    compiled: Any = None
+    compiled: tuple[Any, Any, Any] | None = None
 
     def __post_init__(self) -> None:
         self.arguments = (*self.numbers, *self.constants.values())
 
     def launch(self, tensors: tuple[torch.Tensor, ...], pointers: tuple[int, ...]) -> None:
         """Launch on the current stream of the tensors' device."""
-        if self.device < 0 or self.device == torch._C._cuda_getDevice():
-            self._launch_here(tensors, pointers)
-            return
-        with torch.cuda.device(self.device):
-            self._launch_here(tensors, pointers)
+        if self.device >= 0 and self.device != torch._C._cuda_getDevice():
+            with torch.cuda.device(self.device):
+                self.launch(tensors, pointers)
+        elif self.compiled is None or _enter_hooks.calls or _exit_hooks.calls:
+            self._launch_publicly(tensors)
+        else:
+            # Triton looks up the compiled kernel by its arguments at every launch, which costs more than a
+            # short rotation; the plan knows it already.
+            run, *of_kernel = self.compiled
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            run(self.programs, 1, 1, stream, *of_kernel, None, None, None, *pointers, *self.arguments)
 
-    def _launch_here(self, tensors: tuple[torch.Tensor, ...], pointers: tuple[int, ...]) -> None:
-        kernel = self.compiled
-        if kernel is None or _enter_hooks.calls or _exit_hooks.calls:
-            compiled = rope_kernel[(self.programs,)](
-                *tensors, *self.numbers, **self.constants, num_warps=self.warps
-            )
-            # Not Triton's public interface: where it is another one, every launch goes the public way.
-            self.compiled = compiled if hasattr(compiled, "packed_metadata") else None
-            return
-        # Triton looks up the compiled kernel by its arguments at every launch, which costs more than a short
-        # rotation; the plan knows it already.
-        kernel.run(
-            self.programs,
-            1,
-            1,
-            torch._C._cuda_getCurrentRawStream(self.device),
-            kernel.function,
-            kernel.packed_metadata,
-            None,
-            None,
-            None,
-            *pointers,
-            *self.arguments,
+    def _launch_publicly(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        kernel = rope_kernel[(self.programs,)](
+            *tensors, *self.numbers, **self.constants, num_warps=self.warps
         )
+        # Not Triton's public interface: where it is another one, every launch goes the public way.
+        if hasattr(kernel, "packed_metadata"):
+            self.compiled = kernel.run, kernel.function, kernel.packed_metadata
 
 
 # Profilers register here; a launch they watch goes the public way.
