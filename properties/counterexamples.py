@@ -37,7 +37,7 @@ _SCRIPT_SECONDS = 120
 # For the study of one case; and, of all, after which a process studies its cases only briefly.
 _SECONDS_OF_ONE = 10.0
 _SECONDS = 120.0
-_TENSORS = ("q", "k", "v", "cos", "sin", "positions")
+_TENSORS = ("q", "k", "v", "cos", "sin", "positions", "axes")
 # Hardware lines that say nothing about a kernel.
 _NOISE = ("Flags:", "Vulnerability ", "BogoMIPS", "NUMA node")
 

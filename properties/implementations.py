@@ -1,7 +1,7 @@
 """Implementations under test, and the bundled ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional
 from unittest import mock
 
@@ -9,6 +9,7 @@ import torch
 
 from rope import api, apply_rope
 from strategies import Domain
+from strategies.case import AXES_KINDS
 
 if TYPE_CHECKING:
     from properties.known import KnownFailure
@@ -51,13 +52,14 @@ class Implementation:
 def bundled(device: str) -> list[Implementation]:
     """The implementations of this project, on this device."""
     tiles = ((16, 8), (1, 1), (1, 4), (2, 2), (4, 16))
-    ours = Domain(tiles=(None, *tiles), least_traffic=True, refuses=True, gradients=True, fullgraph=True)
+    everything = Domain(axes=AXES_KINDS, refuses=True)
+    ours = replace(everything, tiles=(None, *tiles), least_traffic=True, gradients=True, fullgraph=True)
     return [
         Implementation("rope", _rope_with_tile, ours, device, spec="rope:apply_rope"),
         Implementation(
             "rope-eager",
             rope_eager,
-            Domain(refuses=True),
+            everything,
             "cpu",
             spec="properties.implementations:rope_eager",
         ),
@@ -72,9 +74,13 @@ def _rope_with_tile(*args: Any, tile: tuple[int, int] | None = None, **options: 
         return apply_rope(*args, **options)
 
 
+def _nowhere(*_: Any) -> bool:
+    return False
+
+
 def rope_eager(*args: Any, **options: Any) -> Any:
     """apply_rope in plain PyTorch, whatever else this machine could run."""
-    with mock.patch.object(api, "_kernels_run_on", return_value=False):
+    with mock.patch.object(api, "_kernels_run_on", _nowhere):
         return apply_rope(*args, **options)
 
 

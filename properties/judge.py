@@ -59,7 +59,7 @@ class Run:
         return judge(self.outputs[name], self.exact(name), self.case.dtype, compute)
 
 
-def call_options(case: RopeCase) -> dict[str, Any]:
+def call_options(case: RopeCase, arena: Arena) -> dict[str, Any]:
     """The keyword arguments of the call that a case describes."""
     options: dict[str, Any] = {
         "layout": case.layout,
@@ -69,6 +69,8 @@ def call_options(case: RopeCase) -> dict[str, Any]:
         "inplace": case.inplace,
         "inverse": case.inverse,
     }
+    if arena.axes is not None:
+        options["axes"] = arena.axes
     if case.tile is not None:
         options["tile"] = case.tile
     return options
@@ -76,7 +78,7 @@ def call_options(case: RopeCase) -> dict[str, Any]:
 
 def call(implementation: Implementation, case: RopeCase, arena: Arena) -> tuple[object, list[Guarded], Trace]:
     """Call the implementation on an arena, watching what it allocates and touches; Crash when it raises."""
-    options = call_options(case)
+    options = call_options(case, arena)
     try:
         with recorded() as trace, WatchedAllocations(enabled=implementation.watched) as watched:
             returned = implementation.call(arena.q, arena.k, arena.cos, arena.sin, arena.positions, **options)

@@ -72,7 +72,8 @@ class Sizes:
             self.fits[..., hi] = self.fits[..., lo]
             unit, smallest, _ = FORMATS[str(table_dtype(case)).removeprefix("torch.")]
             # The angle itself comes from at most four roundings of a double, and its cosine from one more.
-            position = run.arena.inputs["positions"].double().numpy()[:, :, None, None]
+            position = run.arena.inputs["positions"].double().numpy()
+            position = (position if position.ndim == 2 else position.max(0))[:, :, None, None]
             doubles = (4 * position + 2) * _DOUBLE
             pair_size = spread(case, size, np.ones_like(self.cos), np.ones_like(self.sin))
             off = unit / (1 - unit) * products + (smallest / 2 + doubles) * pair_size

@@ -106,11 +106,22 @@ class MemoryMap:
         name = list(self.tensors)[owner - _WORKSPACE - 1]
         return name, tuple(int(i) for i in np.argwhere(self.units(self.tensors[name]) == unit)[0])
 
+    def _axes(self, name: str, dims: int) -> tuple[str, ...]:
+        if name == "positions" and "axes" in self.tensors:
+            return ("axis", "batch", "token") if dims == 3 else ("axis", "token")
+        if name == "positions":
+            return ("batch", "token")[-dims:]
+        if name == "axes":
+            return ("pair",)
+        if name in ("cos", "sin"):
+            return ("row", "pair") if dims == 2 else ("batch", "token", "pair")
+        return ("batch", "token", "head", "dim")
+
     def place(self, unit: int) -> str:
         """Where a unit lies, in words."""
         name, where = self.index(unit)
         if name is not None and where is not None:
-            named = zip(_axes(name, len(where)), where, strict=True)
+            named = zip(self._axes(name, len(where)), where, strict=True)
             return f"{name}[{', '.join(f'{axis} {i}' for axis, i in named)}]"
         if self.owner[unit] == _WORKSPACE:
             return "a workspace"
@@ -215,11 +226,3 @@ def _tensors(run: Run) -> dict[str, torch.Tensor]:
         for name, view in guarded.views.items():
             tensors[name] = arena.bnhd(view) if name in ("q", "k", "v") else view
     return tensors
-
-
-def _axes(name: str, dims: int) -> tuple[str, ...]:
-    if name == "positions":
-        return ("batch", "token")[-dims:]
-    if name in ("cos", "sin"):
-        return ("row", "pair") if dims == 2 else ("batch", "token", "pair")
-    return ("batch", "token", "head", "dim")

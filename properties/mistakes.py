@@ -47,7 +47,7 @@ def _before(x: Array, axis: int) -> Array:
     return np.concatenate([x.take([0], axis), x.take(range(x.shape[axis] - 1), axis)], axis)
 
 
-def _first(x: Array, axis: int) -> Array:
+def _first(x: Any, axis: int) -> Any:
     return np.broadcast_to(x.take([0], axis), x.shape)
 
 
@@ -59,7 +59,24 @@ def _crossed(scene: Scene) -> Prediction | None:
 def _shifted(scene: Scene, by: int) -> Prediction | None:
     """Positions of the neighbour: by = 1 is the token before, -1 the token after."""
     clipped = np.clip(scene.n - by, 0, scene.n.size - 1)
-    return scene.at(scene.positions[:, clipped])
+    return scene.at(scene.rows[:, clipped])
+
+
+def _on_axes(scene: Scene, change: Callable[[Dims], Dims]) -> Prediction | None:
+    """The pairs read other axes, where positions have several."""
+    return None if scene.axes is None else scene.at(scene.by_pair(change(scene.axes)))
+
+
+def _swapped(scene: Scene, one: int, other: int) -> Prediction | None:
+    return _on_axes(scene, lambda axes: np.where(axes == one, other, np.where(axes == other, one, axes)))
+
+
+def _columns_by_section(scene: Scene) -> Prediction | None:
+    if scene.axes is None:
+        return None
+    first = {axis: i for i, axis in reversed(list(enumerate(scene.axes.tolist())))}
+    columns = scene.pair - np.array([first[axis] for axis in scene.axes.tolist()], dtype=np.int64)
+    return scene.rotate(angles=scene.table(columns=columns))
 
 
 MISTAKES = (
@@ -89,10 +106,16 @@ MISTAKES = (
     Mistake("the index of the batch row instead of the position", lambda s: s.at(s.token * 0 + s.b[:, None])),
     Mistake("the position of the token before", lambda s: _shifted(s, 1)),
     Mistake("the position of the token after", lambda s: _shifted(s, -1)),
-    Mistake("the position of the first token for all", lambda s: s.at(s.positions[:, :1] + s.token * 0)),
-    Mistake("the positions of the first batch row for all", lambda s: s.at(s.positions[:1] + s.token * 0)),
-    Mistake("the position one too low", lambda s: s.at(s.positions - 1)),
-    Mistake("the position one too high", lambda s: s.at(s.positions + 1)),
+    Mistake("the position of the first token for all", lambda s: s.at(_first(s.rows, 1))),
+    Mistake("the positions of the first batch row for all", lambda s: s.at(_first(s.rows, 0))),
+    Mistake("the position one too low", lambda s: s.at(s.rows - 1)),
+    Mistake("the position one too high", lambda s: s.at(s.rows + 1)),
+    Mistake("axis 0 of the positions for every pair", lambda s: _on_axes(s, lambda axes: axes * 0)),
+    Mistake("axes 1 and 2 of the positions swapped", lambda s: _swapped(s, 1, 2)),
+    Mistake("axes 0 and 1 of the positions swapped", lambda s: _swapped(s, 0, 1)),
+    Mistake("the axis of the pair before", lambda s: _on_axes(s, lambda a: a[np.maximum(s.pair - 1, 0)])),
+    Mistake("the axes of the pairs sorted, interleaved sections as chunked", lambda s: _on_axes(s, np.sort)),
+    Mistake("the exponent started again in each section", _columns_by_section),
     Mistake("positions read with stride 1", lambda s: s.positions_read()),
     Mistake("int64 positions read as int32", lambda s: s.positions_read(torch.int32)),
     Mistake("table rows taken as dense", lambda s: s.rotate(angles=s.table(row_stride=s.case.rot_half))),

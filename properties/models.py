@@ -14,6 +14,7 @@ def _model(
     rot_dim: int | None = None,
     *,
     rotate_last: bool = False,
+    axes: str = "none",
 ) -> RopeCase:
     rot_dim = rot_dim or head_dim
     tail = head_dim - rot_dim
@@ -26,6 +27,7 @@ def _model(
         rot_half=rot_dim // 2,
         tail=tail,
         rot_offset=tail if rotate_last else 0,
+        axes=axes,
         fill="normal",
     )
 
@@ -40,5 +42,7 @@ MODELS = {
     "Phi-2": _model("neox", 32, 32, 80, 32),
     "GLM-4-9B": _model("gptj", 32, 2, 128, 64),
     "StableLM-2-1.6B": _model("neox", 32, 32, 64, 16),
+    "Qwen2-VL-7B": _model("neox", 28, 4, 128, axes="chunked"),
+    "Qwen3-VL-8B": _model("neox", 32, 8, 128, axes="interleaved"),
     "DeepSeek-V3": _model("gptj", 128, 1, 192, 64, rotate_last=True),
 }

@@ -8,6 +8,7 @@ import torch
 
 from properties.failures import InputChanged, MissingError
 from properties.implementations import Implementation
+from properties.judge import call_options
 from strategies import Arena, RopeCase
 
 # RopeError is a ValueError; an implementation of another project may say it in its own way.
@@ -28,15 +29,7 @@ class Arguments:
 
 def arguments(case: RopeCase, arena: Arena) -> Arguments:
     """The arguments of the case's call."""
-    options = {
-        "layout": case.layout,
-        "rot_dim": 2 * case.rot_half,
-        "rot_offset": case.rot_offset,
-        "head_axis": case.head_axis,
-        "inplace": case.inplace,
-        "inverse": case.inverse,
-    }
-    return Arguments(arena.q, arena.k, arena.cos, arena.sin, arena.positions, options)
+    return Arguments(arena.q, arena.k, arena.cos, arena.sin, arena.positions, call_options(case, arena))
 
 
 def check_refused(implementation: Implementation, arena: Arena, spoilt: Arguments, what: str) -> None:
@@ -211,6 +204,43 @@ def _gathered_table_beside_positions(a: Arguments) -> bool:
     if a.positions is None or a.cos.dim() != 2:
         return False
     a.cos, a.sin = a.cos[None], a.sin[None]
+    return True
+
+
+@_spoiler
+def _axes_without_positions(a: Arguments) -> bool:
+    a.positions = None
+    return "axes" in a.options
+
+
+@_spoiler
+def _axes_beside_positions_in_one_row(a: Arguments) -> bool:
+    if "axes" not in a.options:
+        return False
+    a.positions = a.positions.flatten()
+    return True
+
+
+@_spoiler
+def _positions_of_several_axes_without_axes(a: Arguments) -> bool:
+    # With as many axes as batch rows, (axes, tokens) is (batch, tokens).
+    axes = a.options.pop("axes", None)
+    return axes is not None and not (a.q.dim() == 4 and a.positions.shape[:-1] == a.q.shape[:1])
+
+
+@_spoiler
+def _axes_hold_floats(a: Arguments) -> bool:
+    if "axes" not in a.options:
+        return False
+    a.options["axes"] = a.options["axes"].float()
+    return True
+
+
+@_spoiler
+def _one_axis_missing(a: Arguments) -> bool:
+    if "axes" not in a.options or not len(a.options["axes"]):
+        return False
+    a.options["axes"] = a.options["axes"][1:]
     return True
 
 

@@ -5,6 +5,7 @@ import textwrap
 
 from properties.bounds import FORMATS, _arithmetic
 from properties.repro_tensors import TensorWriter
+from strategies import RopeCase
 from strategies.arena import RED_ZONE
 
 
@@ -26,15 +27,7 @@ def _oracle(writer: TensorWriter) -> str:
     bound = bound.format(
         u_out=_power(u_out), eta=_power(eta_out if arithmetic == case.dtype else eta_out / 2)
     )
-    table = "cos_in[row], sin_in[row]" if case.table == "indexed" else "cos_in, sin_in"
-    clamp = ""
-    if case.table == "indexed":
-        clamp = f"    row = at.clamp(0, {max(case.max_position - 1, 0)})\n"
-    elif case.rank == 3:
-        table = "cos_in[None], sin_in[None]"
-    outside = ""
-    if any(name == "positions" for name, _, _ in case.pokes):
-        outside = "    c[at != row] = float('nan')\n"
+    clamp, table, outside = _lookup(case)
     sign = "-" if case.inverse else ""
     result = f"    return y, {bound}"
     if writer.may_overflow:
@@ -63,6 +56,28 @@ def rotate(x):
     arithmetic = {_power(u)} * products + {_power(u)} * (y.abs() + {_power(u)} * products) + {_power(eta)}
 {result}
 '''.replace("    s = s\n", "")
+
+
+def _lookup(case: RopeCase) -> tuple[str, str, str]:
+    """Statements that find the rows, the expression for cos and sin, a statement for what lies outside."""
+    poked = {name for name, _, _ in case.pokes}
+    if case.table == "gathered":
+        return "", "cos_in, sin_in" if case.rank == 4 else "cos_in[None], sin_in[None]", ""
+    last = max(case.max_position - 1, 0)
+    if case.axes == "none":
+        outside = "    c[at != row] = float('nan')\n" if "positions" in poked else ""
+        return f"    row = at.clamp(0, {last})\n", "cos_in[row], sin_in[row]", outside
+    axis, lacking, outside = "axes_in", "", ""
+    if "axes" in poked:
+        axis = f"axes_in.clamp(0, {case.position_axes - 1})"
+        lacking = f"    wanted[..., axes_in != {axis}] = -1\n"
+    if poked & {"positions", "axes"}:
+        outside = "    c[(wanted != row)[:, :, None]] = float('nan')\n"
+    rows = (
+        f"    wanted = at.movedim(0, -1)[..., {axis}]  # (batch, token, pair)\n"
+        f"{lacking}    row = wanted.clamp(0, {last})\n"
+    )
+    return rows, f"t[row, torch.arange({case.rot_half})] for t in (cos_in, sin_in)", outside
 
 
 def _largest(dtype: str) -> str:
@@ -160,6 +175,7 @@ for name, x, out in ({_outputs(writer)}):
 def _check_unchanged(writer: TensorWriter) -> str:
     kept = [] if writer.case.inplace else list(writer.names)
     kept += ["cos", "sin"] + ([] if writer.case.positions == "implied" else ["positions"])
+    kept += [] if writer.case.axes == "none" else ["axes"]
     return _compare(writer, kept, "were changed")
 
 

@@ -48,6 +48,8 @@ class TensorWriter:
         )
         if case.tile is not None:
             options += f", tile={case.tile}"
+        if case.axes != "none":
+            options += ", axes=axes"
         k = "None" if case.k_heads is None else "k"
         positions = "None" if case.positions == "implied" else "positions"
         return f"{self.function}(\n    q, {k}, cos, sin, {positions},\n    {options},\n)"
@@ -70,27 +72,36 @@ class TensorWriter:
     def _positions(self) -> None:
         case = self.case
         rows = case.positions_bn()
-        if case.batch * case.tokens <= _MOST_LITERALS:
+        starts = [start for start, _ in case.requests]
+        if case.positions in ("shared", "expanded"):
+            rows, starts = rows[:1], starts[:1]
+        size = len(rows) * case.tokens
+        if size <= _MOST_LITERALS:
             made = f"torch.tensor({rows})"
         elif case.rank == 4:
-            starts = [start for start, _ in case.requests]
             made = f"torch.tensor({starts})[:, None] + torch.arange({case.tokens})"
         else:
             spans = ", ".join(f"torch.arange({s}, {s + n})" for s, n in case.requests)
             made = f"torch.cat([{spans}])[None]"
-        made = (
-            made
-            if case.batch * case.tokens
-            else f"torch.zeros({case.batch}, {case.tokens}, dtype=torch.int64)"
-        )
+        made = made if size else f"torch.zeros({len(rows)}, {case.tokens}, dtype=torch.int64)"
         self.lines.append(f"at = {made}  # the position of every token, (batch, token)")
-        self._poke("positions", "at", case.batch * case.tokens)
+        if case.axes != "none":
+            several = f"[at // (axis + 1) for axis in range({case.position_axes})]"
+            self.lines.append(f"at = torch.stack({several})  # (axis, batch, token)")
+            size *= case.position_axes
+        self._poke("positions", "at", size)
         if case.positions == "implied":
             return
-        row = case.rank == 3 or case.positions == "shared"
-        given = "at[0]" if row else "at[:1]" if case.positions == "expanded" else "at"
+        given = "at"
+        if case.rank == 3 or case.positions == "shared":
+            given = "at[0]" if case.axes == "none" else "at[:, 0]"
         given = given if case.positions_dtype == "int64" else f"{given}.int()"
         self._place("positions", given, base=[1, case.tokens] if case.positions == "expanded" else None)
+        axes = case.axes_of_pairs()
+        if axes is not None:
+            self.lines.append(f"axes_in = torch.tensor({axes}, dtype=torch.int64)  # that each pair reads")
+            self._poke("axes", "axes_in", len(axes))
+            self._place("axes", "axes_in")
 
     def _table(self, name: str) -> None:
         case = self.case
@@ -209,7 +220,7 @@ class TensorWriter:
     def _poke(self, tensor: str, variable: str, size: int) -> None:
         for name, index, value in self.case.pokes:
             if name == tensor and size:
-                number = value if tensor == "positions" else _number(float(value))
+                number = value if tensor in ("positions", "axes") else _number(float(value))
                 self.lines.append(f"{variable}.view(-1)[{index % size}] = {number}")
 
 

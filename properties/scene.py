@@ -42,7 +42,8 @@ class Scene:
 
     Attributes:
         x: its values, float64 (batch, token, head, dim).
-        positions: (batch, token).
+        positions: (batch, token); with several axes those on the first.
+        axes: the axis of every pair, or None.
         angles: cos and sin of every token.
         lo, hi: the dims of the first and of the second element of every pair.
         b, n, h, d: the indices along the axes of x; pair: those along the table's columns.
@@ -52,7 +53,9 @@ class Scene:
         self.arena, self.name, self.case = arena, name, arena.case
         self.x = arena.inputs[name].double().numpy()
         self.dtype = arena.inputs[name].dtype
-        self.positions = arena.inputs["positions"].numpy()
+        self.axes = None if arena.axes is None else arena.axes.cpu().numpy()
+        self._positions = arena.inputs["positions"].numpy()
+        self.positions = self._positions if self.axes is None else self._positions[0]
         self.angles = Angles(*angles(arena))
         self.lo, self.hi = pair_dims(self.case)
         self.b, self.n, self.h, self.d = (np.arange(size) for size in self.x.shape)
@@ -68,6 +71,17 @@ class Scene:
         """Index of every token in its own request, (batch, token)."""
         counted = [i for _, length in self.case.requests for i in range(length)]
         return np.array(counted, dtype=np.int64).reshape(self.positions.shape)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The position that every token, or with several axes (batch, token, 1, pair) every pair, reads."""
+        return self.positions if self.axes is None else self.by_pair(self.axes)
+
+    def by_pair(self, axes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The position on the axis of every pair, (batch, token, 1, pair); -1 where there is no such axis."""
+        there = (axes >= 0) & (axes < len(self._positions))
+        read = np.moveaxis(self._positions, 0, -1)[..., np.where(there, axes, 0)]
+        return np.where(there, read, -1)[:, :, None]
 
     def pairs(self, **changes: Any) -> tuple[Dims, Dims]:
         """The dims of the pairs of another case."""
@@ -147,21 +161,21 @@ class Scene:
         """cos and sin read from other places of the table's memory; NaN outside it.
 
         Args:
-            rows: (batch, token) or (batch, token, head); the right ones when None.
+            rows: (batch, token), (batch, token, head) or (batch, token, 1, pair); the right ones when None.
             row_stride: in elements.
             columns: of every pair.
             dtype: the table is rounded to it.
         """
         if rows is None:
             per_token = np.arange(self.positions.size).reshape(self.positions.shape)
-            rows = self.positions if self.case.table == "indexed" else per_token
-        rows = rows[..., None] if rows.ndim == 2 else rows
+            rows = self.rows if self.case.table == "indexed" else per_token
+        rows = rows.reshape(*rows.shape, *[1] * (4 - rows.ndim))
         columns = self.pair if columns is None else columns
         read = {}
         for name in ("cos", "sin"):
             memory, view = self.memory(name)
             stride = view.stride(-2) if row_stride is None else row_stride
-            read[name] = gather(memory, view.storage_offset() + rows[..., None] * stride + columns)
+            read[name] = gather(memory, view.storage_offset() + rows * stride + columns)
             read[name] = read[name] if dtype is None else round_to(read[name], dtype)
         return Angles(read["cos"], -read["sin"] if self.case.inverse else read["sin"])
 
@@ -172,14 +186,14 @@ class Scene:
         return self.rotate(angles=lo, hi_angles=hi)
 
     def at(self, positions: npt.NDArray[np.int64]) -> Prediction | None:
-        """The rotation by other positions: (batch, token) or (batch, token, head)."""
+        """The rotation by other positions, which are given as `table` takes rows."""
         if self.case.table == "gathered" or positions.size == 0:
             return None
         return self.rotate(angles=self.table(positions))
 
     def positions_read(self, dtype: torch.dtype | None = None) -> Prediction | None:
         """Positions read with stride 1, as if they were of this dtype."""
-        if self.case.positions in ("implied", "expanded"):
+        if self.case.positions in ("implied", "expanded") or self.axes is not None:
             return None
         guarded = next(g for g in self.arena.buffers if "positions" in g.views)
         memory = guarded.pristine.view(dtype or guarded.pristine.dtype)

@@ -32,6 +32,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "positions": ("implied", "shared"),
     "positions_dtype": ("int32",),
     "positions_step": (2,),
+    "axes": ("chunked", "interleaved"),
     "table": ("gathered",),
     "table_dtype": ("input",),
     "table_fill": ("ramp", "normal"),

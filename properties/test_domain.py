@@ -9,6 +9,7 @@ from properties.implementations import Implementation
 from properties.property import Property
 from properties.refusal import arguments
 from strategies import Arena, Domain, RopeCase, Strides
+from strategies.case import AXES_KINDS
 
 # One change each. What depends on the changed field is set along with it.
 _CHANGES: tuple[dict[str, Any], ...] = (
@@ -38,7 +39,8 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"k_heads": None, "k_strides": Strides(), "packed": False},
     {"positions_dtype": "int32"},
     {"positions_step": 2},
-    {"table": "gathered", "positions": "implied"},
+    {"axes": "chunked"},
+    {"table": "gathered", "positions": "implied", "axes": "none"},
     {"table_dtype": "input"},
     {"table_pad": 1},
 )
@@ -65,7 +67,7 @@ class Refusal(Property):
 
     def domain(self, implementation: Implementation) -> Domain | None:
         domain = implementation.domain
-        everything = replace(Domain(), **{name: getattr(domain, name) for name in _CLAIMS})
+        everything = replace(Domain(axes=AXES_KINDS), **{name: getattr(domain, name) for name in _CLAIMS})
         return domain if domain.refuses and domain != everything else None
 
 

@@ -4,16 +4,18 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-import torch
 
 from properties.failures import Crash, Mismatch
 from properties.implementations import Implementation
 from properties.judge import check_red_zones, check_tail, check_values, execute_on
 from properties.laws import settled
+from properties.oracle import pair_dims
 from properties.property import rope_property
 from properties.refusal import arguments, check_refused
 from rope import PositionError, api
 from strategies import Arena, RopeCase
+from strategies.arena import looked_up
+from strategies.case import AXES_KINDS
 
 
 @rope_property(positions=("given", "shared", "expanded"), tables=("indexed",))
@@ -24,16 +26,36 @@ def test_a_position_outside_the_table_is_refused(implementation: Implementation,
     """
     if not implementation.domain.refuses:
         pytest.skip(f"no claim: {implementation.name} does not promise to refuse wrong input")
-    rows, tokens = case.max_position, case.batch * case.tokens
-    if not tokens:
+    rows = case.max_position
+    if not case.batch * case.tokens:
         return
     far = (1 << 31) - 1 if case.positions_dtype == "int32" else 1 << 40
     outside = (-1, rows, rows + 1, -rows, -far, far)[case.seed % 6]
-    where = (case.seed // 6) % tokens
+    where = case.seed // 6
     case = replace(settled(case), pokes=(("positions", where, str(outside)),))
+    _check_refused_or_nan(implementation, case, f"position {outside} of {rows} rows")
+
+
+@rope_property(positions=("given", "shared", "expanded"), tables=("indexed",), axes=AXES_KINDS[1:])
+def test_an_axis_that_positions_lack_is_refused(implementation: Implementation, case: RopeCase) -> None:
+    """On the CPU it raises and changes nothing; on a GPU the pair becomes NaN.
+
+    For axes that are clamped, wrapped or trusted.
+    """
+    if not implementation.domain.refuses:
+        pytest.skip(f"no claim: {implementation.name} does not promise to refuse wrong input")
+    if not case.batch * case.tokens:
+        return
+    count = case.position_axes
+    outside = (-1, count, count + 1, -count, 1 << 40, -(1 << 40))[case.seed % 6]
+    case = replace(settled(case), pokes=(("axes", case.seed // 6, str(outside)),))
+    _check_refused_or_nan(implementation, case, f"axis {outside} of {count}")
+
+
+def _check_refused_or_nan(implementation: Implementation, case: RopeCase, what: str) -> None:
     arena = Arena(case, implementation.device)
     if arena.device.type == "cpu":
-        check_refused(implementation, arena, arguments(case, arena), f"position {outside} of {rows} rows")
+        check_refused(implementation, arena, arguments(case, arena), what)
         return
     run = execute_on(implementation, case, arena)
     check_values(run)
@@ -54,15 +76,15 @@ def test_nothing_outside_the_table_is_used(implementation: Implementation, case:
     rows = case.max_position - 2
     if not case.tokens or implementation.domain.why_outside(case):
         return
-    positions = torch.tensor(case.positions_bn()).view(case.batch, case.tokens)
+    positions = Arena(case).inputs["positions"].clone()
     positions.view(-1)[case.seed % positions.numel()] = -1 if case.seed % 2 else rows
     arena = Arena(case, implementation.device, positions=positions)
-    outside = ((positions < 0) | (positions >= rows))[..., None]
+    axes = None if arena.axes is None else arena.axes.cpu()
     for name in ("cos", "sin"):
         table = getattr(arena, name)[1 : 1 + rows]
         setattr(arena, name, table)
-        inside = table.cpu()[positions.clamp(0, rows - 1)]
-        arena.inputs[name] = inside.masked_fill(outside, float("nan"))
+        arena.inputs[name] = looked_up(table.cpu(), positions, axes)
+    outside = arena.inputs["cos"].isnan()[:, :, None]
     with mock.patch.object(api, "check_position_range"):
         try:
             run = execute_on(implementation, case, arena)
@@ -72,8 +94,6 @@ def test_nothing_outside_the_table_is_used(implementation: Implementation, case:
             raise
     check_values(run)
     for name, out in run.outputs.items():
-        rotated = torch.from_numpy(run.exact(name).rotated)
-        kept = outside[..., None] & rotated & ~out.isnan()
-        if kept.any():
+        if any((outside & ~out[..., dims].isnan()).any() for dims in pair_dims(case)):
             raise Mismatch(f"{name}_out is not NaN at a position outside the table", tensor=name)
     check_tail(run)

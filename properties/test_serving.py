@@ -77,10 +77,11 @@ class _Server:
         for name in ("q", "k", "positions"):
             memory = getattr(self.memory, name)
             if memory is not None:
-                along = 0 if name == "positions" else axis
+                along = -1 if name == "positions" else axis
                 view = memory.narrow(along, 0, len(tokens))
-                values = self.whole.inputs[name][0, tokens]
-                view.copy_(values.transpose(0, 1) if along else values)
+                values = self.whole.inputs[name]
+                values = values[..., 0, tokens] if name == "positions" else values[0, tokens]
+                view.copy_(values.transpose(0, 1) if along == 1 else values)
                 setattr(batch, name, view)
         return execute_on(self.implementation, _of_one(self.case, 0, len(tokens)), batch).outputs
 

@@ -67,15 +67,16 @@ class Arena:
     """The tensors of one case.
 
     Attributes:
-        q, k, v, cos, sin, positions: what the implementation is given (k and positions may be None; v is
-            a bystander it never sees).
+        q, k, v, cos, sin, positions, axes: what the implementation is given (k, positions and axes may be
+            None; v is a bystander it never sees).
         buffers: the guarded buffers, by the names of their views.
         inputs: float64-exact copies of the values by name, on the CPU in the canonical axis order
-            (batch, token, head, dim); "cos" and "sin" per token as (batch, token, pair).
+            (batch, token, head, dim); "cos" and "sin" per token as (batch, token, pair); "positions" as
+            (batch, token), with several axes (axis, batch, token).
 
     Args:
-        values: q and k as (batch, token, head, dim), of one size along expanded axes, and positions as
-            (batch, token), in place of the case's own; for runs that follow from another run.
+        values: q and k as (batch, token, head, dim), of one size along expanded axes, and positions as in
+            `inputs`, in place of the case's own; for runs that follow from another run.
     """
 
     def __init__(self, case: RopeCase, device: str | torch.device = "cpu", **values: torch.Tensor) -> None:
@@ -93,6 +94,7 @@ class Arena:
         self.cos = views["cos"]
         self.sin = views["sin"]
         self.positions = views.get("positions")
+        self.axes = views.get("axes")
 
     def bnhd(self, x: torch.Tensor) -> torch.Tensor:
         """A view of q, k or an output in the canonical axis order."""
@@ -153,6 +155,8 @@ class Arena:
     def _make_tables(self) -> None:
         case = self.case
         positions = torch.tensor(case.positions_bn(), dtype=torch.int64).view(case.batch, case.tokens)
+        if case.axes != "none":
+            positions = torch.stack([positions // (axis + 1) for axis in range(case.position_axes)])
         positions = self.values.get("positions", positions)
         cos, sin = angle_tables(case, case.max_position)
         tables = {"cos": cos.to(table_dtype(case)), "sin": sin.to(table_dtype(case))}
@@ -162,9 +166,13 @@ class Arena:
                 table = table[positions if case.rank == 4 else positions[0]]
             self._poke(name, table.view(-1))
             self._place_table(name, table)
-        given = self._place_positions(positions)
+        given, axes = self._place_positions(positions), self._place_axes()
         for name in tables:
-            self.inputs[name] = self._per_token(name, given)
+            table = next(g.views[name] for g in self.buffers if name in g.views).cpu()
+            if case.table == "gathered":
+                self.inputs[name] = table.clone().view(*given.shape, case.rot_half)
+            else:
+                self.inputs[name] = looked_up(table, given, axes)
         self.inputs["positions"] = given
 
     def _place_table(self, name: str, table: torch.Tensor) -> None:
@@ -185,28 +193,33 @@ class Arena:
             return positions
         dtype = getattr(torch, case.positions_dtype)
         rows = 1 if case.rank == 3 or case.positions in ("shared", "expanded") else case.batch
-        values = positions[:rows].to(dtype)
+        values = positions[..., :rows, :].to(dtype).contiguous()
         self._poke("positions", values.view(-1))
         step = case.positions_step
         buffer = marked(2 * RED_ZONE + values.numel() * step, dtype, RED[dtype])
-        buffer.as_strided(values.shape, [case.tokens * step, step], RED_ZONE).copy_(values)
+        row = case.tokens * step
+        several = [rows * row] if case.axes != "none" else []
+        buffer.as_strided(values.shape, [*several, row, step], RED_ZONE).copy_(values)
         one_axis = case.rank == 3 or case.positions == "shared"
-        batch_stride = 0 if case.positions == "expanded" else case.tokens * step
+        batch_stride = 0 if case.positions == "expanded" else row
         shape = (case.tokens,) if one_axis else (case.batch, case.tokens)
         stride = [step] if one_axis else [batch_stride, step]
-        self._guard(buffer, {"positions": (shape, stride, RED_ZONE)})
-        return values.long().expand(case.batch, case.tokens)
+        where = ((*values.shape[:-2], *shape), [*several, *stride], RED_ZONE)
+        self._guard(buffer, {"positions": where})
+        return values.long().expand(*values.shape[:-2], case.batch, case.tokens)
 
-    def _per_token(self, name: str, positions: torch.Tensor) -> torch.Tensor:
-        """The table row of each token; NaN where the position is outside the table."""
-        table = next(g.views[name] for g in self.buffers if name in g.views).cpu()
-        if self.case.table == "gathered":
-            return table.clone().view(*positions.shape, table.shape[-1])
-        inside = (positions >= 0) & (positions < len(table))
-        if not inside.any():
-            return table.new_full((*positions.shape, table.shape[-1]), float("nan"))
-        rows = table[positions.masked_fill(~inside, 0)]
-        return rows.masked_fill(~inside.unsqueeze(-1), float("nan"))
+    def _place_axes(self) -> torch.Tensor | None:
+        """Make the axes tensor of the call, if it has one; return its values, pokes included."""
+        axes = self.case.axes_of_pairs()
+        if axes is None:
+            return None
+        values = torch.tensor(axes, dtype=torch.int64)
+        self._poke("axes", values)
+        step = self.case.positions_step
+        buffer = marked(2 * RED_ZONE + len(axes) * step, values.dtype, RED[values.dtype])
+        buffer.as_strided(values.shape, [step], RED_ZONE).copy_(values)
+        self._guard(buffer, {"axes": (tuple(values.shape), [step], RED_ZONE)})
+        return values
 
     def _poke(self, name: str, flat: torch.Tensor) -> None:
         for tensor, index, value in self.case.pokes:
@@ -218,6 +231,24 @@ class Arena:
         on_device = buffer.to(self.device)
         placed = {name: on_device.as_strided(*where) for name, where in views.items()}
         self.buffers.append(Guarded(on_device, bits(buffer).clone(), placed))
+
+
+def looked_up(table: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor | None) -> torch.Tensor:
+    """The values of a table, (row, pair), that each token reads, as (batch, token, pair); NaN outside it.
+
+    Args:
+        positions: (batch, token), or with axes (axis, batch, token).
+        axes: the axis of each pair.
+    """
+    pair = torch.arange(table.shape[-1])
+    rows = positions[..., None]
+    if axes is not None:
+        there = (axes >= 0) & (axes < len(positions))
+        rows = torch.where(there, positions.movedim(0, -1)[..., axes.where(there, 0)], -1)
+    inside = (rows >= 0) & (rows < len(table))
+    if not inside.any():
+        return table.new_full((*positions.shape[-2:], len(pair)), float("nan"))
+    return table[rows.where(inside, 0), pair].masked_fill(~inside, float("nan"))
 
 
 def _memory(shape: dict[str, int], strides: Strides) -> tuple[dict[str, int], int]:

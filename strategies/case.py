@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -9,10 +10,12 @@ AXES = "bnhd"  # batch, token, head, dim: the canonical order of axes everywhere
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LAYOUTS = ("neox", "gptj")
 POSITION_KINDS = ("given", "implied", "shared", "expanded")
+# Which axis of the positions each pair reads; several axes but for "none".
+AXES_KINDS = ("none", "chunked", "interleaved", "mixed")
 TABLE_KINDS = ("indexed", "gathered")
 TABLE_FILLS = ("angles", "ramp", "normal")
 FILLS = ("zeros", "ones", "ramp", "one_hot", "normal", "extremes", "specials")
-TENSORS = ("q", "k", "cos", "sin", "positions")
+TENSORS = ("q", "k", "cos", "sin", "positions", "axes")
 
 
 class _ShortRepr:
@@ -88,7 +91,10 @@ class RopeCase(_ShortRepr):
         positions: "given" per token; "implied" passes None; "shared" passes (tokens,) for rank 4;
             "expanded" passes (batch, tokens) with batch stride 0.
         positions_dtype: "int64" or "int32".
-        positions_step: stride of the positions' last axis.
+        positions_step: stride of the positions' last axis, and of the axes tensor.
+        axes: "none", positions have one axis; "chunked", three axes in sections of Qwen2-VL's proportions;
+            "interleaved", three as in Qwen3-VL; "mixed", two to four in an order that the seed decides.
+            On axis a a token at position p has position p // (a + 1).
         table: "indexed" by position, or "gathered" per token beforehand.
         table_dtype: "float32" or, of q, "input".
         table_fill: "angles" (base 10000), "ramp" (every entry different), "normal".
@@ -120,6 +126,7 @@ class RopeCase(_ShortRepr):
     positions: str = "given"
     positions_dtype: str = "int64"
     positions_step: int = 1
+    axes: str = "none"
     table: str = "indexed"
     table_dtype: str = "float32"
     table_fill: str = "angles"
@@ -150,6 +157,8 @@ class RopeCase(_ShortRepr):
         if self.positions in ("shared", "expanded"):
             same = len({s for s, _ in self.requests}) == 1
             _require(self.rank == 4 and same, "positions", self.positions, "rank 4 and one start")
+        if self.axes != "none":
+            _require(self.positions != "implied", "axes", self.axes, "none when positions are implied")
         if self.table == "gathered":
             _require(self.positions == "implied", "positions", self.positions, "implied when gathered")
         if self.packed:
@@ -205,6 +214,23 @@ class RopeCase(_ShortRepr):
             return [list(range(start, start + length)) for start, length in self.requests]
         return [[p for start, length in self.requests for p in range(start, start + length)]]
 
+    def axes_of_pairs(self) -> list[int] | None:
+        """The axis that each pair reads, before any poke; None where positions have one axis."""
+        half = self.rot_half
+        if self.axes == "none":
+            return None
+        if self.axes == "chunked":
+            return [(i >= half // 4) + (i >= 5 * half // 8) for i in range(half)]
+        if self.axes == "interleaved":
+            return [i % 3 if i < 3 * -(-5 * half // 16) else 0 for i in range(half)]
+        axes = random.Random(self.seed)
+        return [axes.randrange(self.position_axes) for _ in range(half)]
+
+    @property
+    def position_axes(self) -> int:
+        """How many axes the positions have, where they have several."""
+        return 2 + self.seed % 3 if self.axes == "mixed" else 3
+
     def to_json(self) -> str:
         """The case as a JSON object of the fields that differ from the simplest case."""
         fields = {
@@ -230,6 +256,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "rank": (3, 4),
     "positions": POSITION_KINDS,
     "positions_dtype": ("int64", "int32"),
+    "axes": AXES_KINDS,
     "table": TABLE_KINDS,
     "table_dtype": ("float32", "input"),
     "table_fill": TABLE_FILLS,
@@ -239,7 +266,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 def _is_poke(tensor: str, index: int, value: str) -> bool:
     try:
-        int(value) if tensor == "positions" else float(value)
+        int(value) if tensor in ("positions", "axes") else float(value)
     except ValueError:
         return False
     return tensor in TENSORS and index >= 0

@@ -21,7 +21,8 @@ STRIDE_KINDS = (
 
 @dataclass(frozen=True)
 class Domain:
-    """What an implementation supports. Every field lists the values it takes; the default is everything.
+    """What an implementation supports. Every field lists the values it takes; the default is everything but
+    several axes, which few functions have an argument for.
 
     Attributes:
         layouts: "neox", "gptj".
@@ -39,6 +40,7 @@ class Domain:
             the batch), "expanded" (batch stride 0).
         position_dtypes: "int64", "int32".
         position_steps: whether positions may have a stride other than 1.
+        axes: the kinds of RopeCase.axes; beside "none" the implementation takes an `axes` argument.
         starts: whether a request may start at a position other than 0.
         tables: "indexed" by position, "gathered" per token beforehand.
         table_dtypes: "float32", "input" (the dtype of q).
@@ -71,6 +73,7 @@ class Domain:
     positions: tuple[str, ...] = POSITION_KINDS
     position_dtypes: tuple[str, ...] = ("int64", "int32")
     position_steps: bool = True
+    axes: tuple[str, ...] = ("none",)
     starts: bool = True
     tables: tuple[str, ...] = TABLE_KINDS
     table_dtypes: tuple[str, ...] = ("float32", "input")
@@ -128,6 +131,7 @@ class Domain:
             "without_k": (case.k_heads is None, self.without_k),
             "positions": (case.positions, self.positions),
             "positions_dtype": (case.positions_dtype, (*self.position_dtypes, "int64")),
+            "axes": (case.axes, self.axes),
             "table": (case.table, self.tables),
             "table_dtype": (case.table_dtype, self.table_dtypes),
             "tile": (case.tile, (*self.tiles, None)),

@@ -81,6 +81,8 @@ def _position_fields(draw: st.DrawFn, domain: Domain, rank: int) -> dict[str, An
     if domain.tables == ("gathered",):
         return {"positions": "implied", "table": "gathered"}
     kinds = tuple(k for k in domain.positions if rank == 4 or k in ("given", "implied"))
+    if "none" not in domain.axes:
+        kinds = tuple(k for k in kinds if k != "implied")
     positions = _pick(draw, kinds)
     if positions == "implied":
         return {"positions": positions, "table": _pick(draw, domain.tables)}
@@ -89,6 +91,7 @@ def _position_fields(draw: st.DrawFn, domain: Domain, rank: int) -> dict[str, An
         "table": "indexed",
         "positions_dtype": _pick(draw, domain.position_dtypes),
         "positions_step": _pick(draw, (1, 2, 3) if domain.position_steps else (1,)),
+        "axes": _pick(draw, domain.axes),
     }
 
 

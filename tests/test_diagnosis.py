@@ -46,6 +46,9 @@ STAGES = (
         fill="normal",
         pokes=(("cos", 17, "0.25"),),
     ),
+    RopeCase(
+        requests=((5, 3),), rot_half=8, axes="interleaved", table_fill="normal", table_slack=2, fill="normal"
+    ),
 )
 # On every case that shows one of these, the others of its line agree with it.
 ALIASES = (

@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from strategies import Domain, RopeCase, rope_cases
-from strategies.case import DTYPES, LAYOUTS
+from strategies.case import AXES_KINDS, DTYPES, LAYOUTS
 from strategies.domain import STRIDE_KINDS, TAILS, stride_kinds, tail_kind
 
 # A property draws this many by default, for each layout and dtype.
 _EXAMPLES = 100
 Region = Callable[[RopeCase], bool]
+EVERYTHING = Domain(axes=AXES_KINDS)
 
 
 @functools.cache
@@ -83,11 +84,16 @@ REGIONS: dict[str, tuple[Region, float]] = {
     "strided positions": (lambda case: case.positions_step > 1, 0.15),
     "implied positions": (lambda case: case.positions == "implied", 0.1),
     "expanded positions": (lambda case: case.positions == "expanded", 0.04),
+    **{f"{kind} axes": (lambda case, kind=kind: case.axes == kind, 0.1) for kind in AXES_KINDS},
     "gathered table": (lambda case: case.table == "gathered", 0.08),
     "padded table": (lambda case: case.table_pad > 0, 0.2),
     "16-bit table": (lambda case: case.table_dtype == "input" and case.dtype.endswith("16"), 0.1),
 }
 _RAGGED = ["ragged", "one token beside more", "requests of equal length", "an empty request beside others"]
+_NOT_IMPLIED = [
+    "int32 positions", "strided positions", "expanded positions",
+    *(f"{kind} axes" for kind in AXES_KINDS[1:]),
+]  # fmt: skip
 # Regions that exclude each other by what they mean.
 _NEVER_TOGETHER = {
     frozenset(pair)
@@ -96,6 +102,7 @@ _NEVER_TOGETHER = {
         DTYPES,
         [f"tail {kind}" for kind in TAILS],
         ["3 axes", "4 axes"],
+        [f"{kind} axes" for kind in AXES_KINDS],
         ["no k", "grouped heads"],
         ["no k", "one k head"],
         ["no k", "packed strides"],
@@ -106,8 +113,8 @@ _NEVER_TOGETHER = {
 } | {
     frozenset((region, other))
     for region, others in {
-        "gathered table": ["int32 positions", "strided positions", "expanded positions"],
-        "implied positions": ["int32 positions", "strided positions", "expanded positions"],
+        "gathered table": _NOT_IMPLIED,
+        "implied positions": _NOT_IMPLIED,
         "3 axes": ["expanded positions"],
         "4 axes": _RAGGED,
         "expanded positions": _RAGGED,
@@ -127,7 +134,7 @@ def _lengths(case: RopeCase) -> list[int]:
 @pytest.mark.parametrize("region", REGIONS)
 def test_a_region_is_drawn_often_enough(region: str) -> None:
     belongs, least = REGIONS[region]
-    cases = drawn(Domain())
+    cases = drawn(EVERYTHING)
     share = sum(map(belongs, cases)) / len(cases)
     assert share >= least, f"{share:.3f} of the cases"
 
@@ -146,7 +153,7 @@ def missing_pairs(cases: list[RopeCase]) -> set[frozenset[str]]:
 
 
 def test_pairs_of_regions_are_drawn() -> None:
-    assert missing_pairs(drawn(Domain())) - _NEVER_TOGETHER == set()
+    assert missing_pairs(drawn(EVERYTHING)) - _NEVER_TOGETHER == set()
 
 
 NARROW = Domain(
@@ -168,7 +175,7 @@ def test_a_narrow_domain_draws_less(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ConjectureData, "draw", counting)
     draws = []
-    for domain in (Domain(), NARROW):
+    for domain in (EVERYTHING, NARROW):
         drawn.cache_clear()
         count = 0
         cases = drawn(domain)

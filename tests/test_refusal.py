@@ -9,6 +9,7 @@ from strategies import Arena, RopeCase
 # Between them every kind of wrong input can be made.
 CASES = (
     RopeCase(requests=((3, 4),), q_heads=4, k_heads=2, rot_half=4, tail=3, fill="ramp"),
+    RopeCase(requests=((3, 4),), rot_half=4, axes="chunked", fill="ramp"),
     RopeCase(
         rank=4, requests=((0, 4),), q_heads=4, k_heads=2, rot_half=4, positions="implied", heads_first=True
     ),

@@ -12,20 +12,21 @@ from properties.repro import Source, script
 from properties.repro_checks import CHECKS
 from properties.repro_tensors import TensorWriter
 from strategies import Arena, Domain, RopeCase, rope_cases
+from strategies.case import AXES_KINDS
 from strategies.values import bits
 
 EAGER = Source("properties.implementations:rope_eager", cpu_only=True)  # quick
-TENSORS = ("q", "k", "v", "cos", "sin", "positions")
+TENSORS = ("q", "k", "v", "cos", "sin", "positions", "axes")
 SHOWN = sorted({"Mismatch", *CHECKS} - {"OutOfBoundsRead"})
 
 
-@given(case=rope_cases(Domain()))
+@given(case=rope_cases(Domain(axes=AXES_KINDS)))
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_script_makes_the_tensors_of_the_case(guarded: bool, case: RopeCase) -> None:
     namespace: dict[str, object] = {"torch": torch, "device": "cpu"}
     exec(TensorWriter(case, "rope", "float32", guarded=TENSORS if guarded else ()).tensors(), namespace)
     arena = Arena(case)
-    for name in ("q", "k", "cos", "sin", "positions"):
+    for name in ("q", "k", "cos", "sin", "positions", "axes"):
         expected, made = getattr(arena, name), namespace.get(name)
         if expected is None:
             continue
@@ -40,7 +41,7 @@ def test_a_script_makes_the_tensors_of_the_case(guarded: bool, case: RopeCase) -
 
 
 @pytest.mark.parametrize("failure", SHOWN)
-@given(case=rope_cases(Domain()))
+@given(case=rope_cases(Domain(axes=AXES_KINDS)))
 def test_a_correct_kernel_passes(failure: str, case: RopeCase) -> None:
     text = script(EAGER, case, failure, "title", guarded=("v",))
     printed = io.StringIO()

@@ -8,10 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rope.axes import mrope_axes
 from strategies import Arena, Domain, RopeCase, Strides, rope_cases
 from strategies.arena import RED, RED_ZONE
+from strategies.case import AXES_KINDS
 from strategies.values import bits
 
+EVERYTHING = Domain(axes=AXES_KINDS)
 NARROW = Domain(
     layouts=("gptj",),
     dtypes=("bfloat16",),
@@ -33,7 +36,7 @@ NARROW = Domain(
 )
 
 
-@given(case=rope_cases(Domain()))
+@given(case=rope_cases(EVERYTHING))
 def test_repr_and_json_say_the_whole_case(case: RopeCase) -> None:
     assert eval(repr(case), {"RopeCase": RopeCase, "Strides": Strides}) == case
     assert RopeCase.from_json(case.to_json()) == case
@@ -48,7 +51,8 @@ def test_repr_says_what_differs_from_the_simplest_case_only() -> None:
 @pytest.mark.parametrize(
     "domain",
     [
-        Domain(),
+        EVERYTHING,
+        Domain(axes=("mixed",)),
         NARROW,
         Domain(tables=("gathered",), without_k=(True,)),
         Domain(tails=("both",)),
@@ -79,7 +83,7 @@ def test_what_is_no_case_is_refused(text: str) -> None:
         RopeCase.from_json(text)
 
 
-@given(case=rope_cases(Domain()))
+@given(case=rope_cases(EVERYTHING))
 def test_red_zones_surround_every_tensor(case: RopeCase) -> None:
     for guarded in Arena(case).buffers:
         mine = guarded.owned(*guarded.views)
@@ -89,7 +93,7 @@ def test_red_zones_surround_every_tensor(case: RopeCase) -> None:
         assert not guarded.changed().any()
 
 
-@given(case=rope_cases(Domain()), data=st.data())
+@given(case=rope_cases(EVERYTHING), data=st.data())
 def test_a_changed_element_is_noticed(case: RopeCase, data: st.DataObject) -> None:
     guarded = data.draw(st.sampled_from(Arena(case).buffers))
     at = data.draw(st.integers(0, guarded.buffer.numel() - 1))
@@ -97,7 +101,7 @@ def test_a_changed_element_is_noticed(case: RopeCase, data: st.DataObject) -> No
     assert guarded.changed().nonzero().tolist() == [[at]]
 
 
-@given(case=rope_cases(Domain()))
+@given(case=rope_cases(EVERYTHING))
 def test_the_tensors_are_what_the_case_says(case: RopeCase) -> None:
     arena = Arena(case)
     assert arena.bnhd(arena.q).shape == (case.batch, case.tokens, case.q_heads, case.head_dim)
@@ -130,6 +134,36 @@ def test_a_case_means_the_same_bits_every_time() -> None:
     assert torch.equal(first.q, second.q)
     assert not torch.equal(first.q, Arena(dataclasses.replace(case, seed=6)).q)
     assert math.isfinite(float(first.q.sum()))
+
+
+def test_sections_of_64_pairs_are_those_of_the_models() -> None:
+    chunked, interleaved = (RopeCase(rot_half=64, axes=kind) for kind in ("chunked", "interleaved"))
+    assert chunked.axes_of_pairs() == mrope_axes((16, 24, 24)).tolist()  # Qwen2-VL
+    assert interleaved.axes_of_pairs() == mrope_axes((24, 20, 20), interleaved=True).tolist()  # Qwen3-VL
+    for seed in range(3):
+        mixed = RopeCase(rot_half=200, axes="mixed", seed=seed)
+        assert set(mixed.axes_of_pairs() or ()) == set(range(mixed.position_axes))
+
+
+def test_each_axis_has_positions_of_its_own() -> None:
+    arena = Arena(RopeCase(requests=((2, 1), (7, 2)), rot_half=4, axes="chunked", positions_step=2))
+    assert arena.positions is not None
+    assert arena.axes is not None
+    assert arena.positions.tolist() == [[2, 7, 8], [1, 3, 4], [0, 2, 2]]
+    assert arena.axes.tolist() == [0, 1, 2, 2]
+    assert arena.positions.stride(-1) == arena.axes.stride(0) == 2
+    rows = torch.tensor([[2, 1, 0, 0], [7, 3, 2, 2], [8, 4, 2, 2]])
+    assert torch.equal(arena.inputs["cos"][0], arena.cos[rows, torch.arange(4)])
+
+
+def test_a_case_from_before_there_were_axes_has_none() -> None:
+    assert RopeCase.from_json('{"rot_half": 4, "positions_dtype": "int32"}').axes == "none"
+    assert "axes" not in RopeCase().to_json()
+
+
+def test_axes_need_positions() -> None:
+    with pytest.raises(ValueError, match="axes is 'chunked', expected none when positions are implied"):
+        RopeCase(positions="implied", axes="chunked")
 
 
 def test_a_run_can_be_given_values_of_its_own() -> None:

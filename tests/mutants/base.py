@@ -36,6 +36,7 @@ class Call:
     cos: torch.Tensor
     sin: torch.Tensor
     positions: torch.Tensor | None
+    axes: torch.Tensor | None
     layout: str
     rot_dim: int | None
     rot_offset: int
@@ -121,10 +122,10 @@ def run(call: Call) -> dict[str, torch.Tensor]:
 def check(call: Call) -> None:
     """Refuse wrong input."""
     options = (call.layout, call.rot_dim, call.rot_offset, call.head_axis)
-    geometry = check_call(call.q, call.k, call.cos, call.sin, call.positions, None, *options)
+    geometry = check_call(call.q, call.k, call.cos, call.sin, call.positions, call.axes, *options)
     if call.positions is not None:
         # Looked up where apply_rope does, so that what lies below the check can be reached for both.
-        api.check_position_range(call.positions, None, call.cos.shape[0])
+        api.check_position_range(call.positions, call.axes, call.cos.shape[0])
     if call.inplace:
         check_in_place(call.q, call.k, geometry)
 
@@ -135,21 +136,34 @@ def allocate(call: Call, name: str) -> torch.Tensor:
 
 
 def positions(call: Call) -> torch.Tensor:
-    """The table row of every token, (batch, tokens)."""
+    """The position of every token, (batch, tokens); with several axes (axis, batch, tokens)."""
     if call.positions is None:
         return torch.arange(call.tokens).expand(call.batch, -1)
-    return call.positions.long().expand(call.batch, -1)
+    if call.axes is None:
+        return call.positions.long().expand(call.batch, -1)
+    rows = call.positions.long()
+    return (rows if rows.dim() == 3 else rows[:, None]).expand(-1, call.batch, -1)
+
+
+def by_pair(call: Call, rows: torch.Tensor) -> torch.Tensor:
+    """The position on the axis that each pair reads, (batch, tokens, rot_half); -1 without such an axis."""
+    assert call.axes is not None
+    there = (call.axes >= 0) & (call.axes < len(rows))
+    read = rows.movedim(0, -1)[..., call.axes.long().where(there, 0)]
+    return read.masked_fill(~there, -1)
 
 
 def angles(call: Call, rows: torch.Tensor) -> Pair:
     """cos and sin of every token, (batch, tokens, 1, rot_half); NaN where a row is outside the table."""
+    rows = rows[..., None] if call.axes is None else call.steps.by_pair(call, rows)
     tables = []
     for table in (call.cos, call.sin):
         if table.dim() == 2:
             outside = (rows < 0) | (rows >= len(table))
             safe = rows.masked_fill(outside, 0)
-            table = table[safe] if len(table) else table.new_empty(*rows.shape, call.rot_half)
-            table = table.masked_fill(outside[..., None], float("nan"))
+            pair = torch.arange(call.rot_half)
+            table = table[safe, pair] if len(table) else table.new_empty(*rows.shape[:2], call.rot_half)
+            table = table.masked_fill(outside, float("nan"))
         tables.append(table[:, :, None].to(call.compute))
     cos, sin = tables
     return cos, -sin if call.inverse else sin
@@ -215,6 +229,7 @@ class Steps:
     check: Callable[[Call], None] = check
     allocate: Callable[[Call, str], torch.Tensor] = allocate
     positions: Callable[[Call], torch.Tensor] = positions
+    by_pair: Callable[[Call, torch.Tensor], torch.Tensor] = by_pair
     angles: Callable[[Call, torch.Tensor], Pair] = angles
     rotate: Callable[..., None] = rotate
     pairs: Callable[[Call, str], Dims] = pairs
@@ -240,6 +255,7 @@ class Base:
         sin: torch.Tensor,
         positions: torch.Tensor | None = None,
         *,
+        axes: torch.Tensor | None = None,
         layout: str = "neox",
         rot_dim: int | None = None,
         rot_offset: int = 0,
@@ -248,6 +264,6 @@ class Base:
         inverse: bool = False,
     ) -> Any:
         options = (layout, rot_dim, rot_offset, head_axis, inplace, inverse)
-        call = Call(q, k, cos, sin, positions, *options, self.steps, self.kept)
+        call = Call(q, k, cos, sin, positions, axes, *options, self.steps, self.kept)
         outputs = self.steps.run(call)
         return outputs["q"] if k is None else (outputs["q"], outputs["k"])

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from properties.implementations import Implementation
 from strategies import Domain
+from strategies.case import AXES_KINDS
 from tests.mutants.base import Base, Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,4 +64,4 @@ def mutant(kind: str, report: str | None, replaces: str, **domain: Any) -> Calla
 
 def correct() -> Implementation:
     """The base without a fault."""
-    return Implementation("base", Base(), Domain(refuses=True))
+    return Implementation("base", Base(), Domain(axes=AXES_KINDS, refuses=True))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from strategies.case import AXES_KINDS
 from tests.mutants import base
 from tests.mutants.base import Call, Pair, at, memory
 from tests.mutants.registry import mutant
@@ -104,6 +105,57 @@ def sin_taken_from_the_first_axis(call: Call, rows: torch.Tensor) -> Pair:
     """cos follows the gathered table, sin the first token's. Trigger: gathered tables, two tokens."""
     cos, sin = base.angles(call, rows)
     return (cos, sin[:, :1]) if call.cos.dim() == 3 else (cos, sin)
+
+
+@mutant("MULTIPOS", "sglang#34446", "by_pair", axes=AXES_KINDS)
+def first_axis_for_every_pair(call: Call, rows: torch.Tensor) -> torch.Tensor:
+    """Trigger: a pair on another axis, a token that is no text."""
+    return rows[0][..., None].expand(-1, -1, call.rot_half)
+
+
+@mutant("MULTIPOS", None, "by_pair", axes=AXES_KINDS)
+def sections_one_pair_late(call: Call, rows: torch.Tensor) -> torch.Tensor:
+    """The first pair of a section still reads the axis before. Trigger: pairs of more than one section."""
+    assert call.axes is not None
+    return base.by_pair(replace(call, axes=torch.cat((call.axes[:1], call.axes[:-1]))), rows)
+
+
+@mutant("MULTIPOS", None, "angles", axes=AXES_KINDS)
+def exponent_started_again_in_each_section(call: Call, rows: torch.Tensor) -> Pair:
+    """As in vision towers, whose tables are made for it. Trigger: a second section."""
+    if call.axes is None:
+        return base.angles(call, rows)
+    axes = call.axes.tolist()
+    column = torch.tensor([i - axes.index(axis) for i, axis in enumerate(axes)], dtype=torch.int64)
+    return base.angles(replace(call, cos=call.cos[:, column], sin=call.sin[:, column]), rows)
+
+
+@mutant("MULTIPOS", None, "by_pair", axes=AXES_KINDS)
+def height_and_width_swapped(call: Call, rows: torch.Tensor) -> torch.Tensor:
+    """Axes 1 and 2 swapped. Trigger: a pair on one of them, a token whose height is not its width."""
+    return base.by_pair(call, torch.cat((rows[:1], rows[1:3].flip(0), rows[3:])))
+
+
+@mutant("MULTIPOS", "vllm-gaudi#1437", "by_pair", axes=AXES_KINDS)
+def sections_taken_as_chunked(call: Call, rows: torch.Tensor) -> torch.Tensor:
+    """Interleaved sections are read one after the other. Trigger: interleaved sections."""
+    assert call.axes is not None
+    return base.by_pair(replace(call, axes=call.axes.sort().values), rows)
+
+
+@mutant("MULTIPOS", None, "positions", axes=AXES_KINDS)
+def positions_read_token_by_token(call: Call) -> torch.Tensor:
+    """(axes, tokens) is read as if it were (tokens, axes). Trigger: two tokens at different positions."""
+    rows = base.positions(call)
+    return rows if call.axes is None else rows.movedim(0, -1).reshape(rows.shape)
+
+
+@mutant("MULTIPOS", None, "check", axes=AXES_KINDS)
+def axes_are_trusted(call: Call) -> None:
+    """An axis past the last is read from the memory behind the positions. Trigger: such an axis."""
+    if call.axes is not None and call.positions is not None:
+        call = replace(call, axes=call.axes.clamp(0, len(call.positions) - 1))
+    base.check(call)
 
 
 # --- POSTYPE
