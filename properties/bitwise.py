@@ -55,6 +55,7 @@ def dense(case: RopeCase) -> RopeCase:
         case,
         packed=False,
         table_pad=0,
+        table_step=1,
         q_strides=Strides(expand=case.q_strides.expand),
         k_strides=Strides(expand=case.k_strides.expand),
     )

@@ -157,7 +157,9 @@ class TensorWriter:
             and view.is_contiguous()
             and self._aligned(view)
         ):
-            self.lines.append(f"{name} = {made}.clone().to(device)")
+            # A plain clone keeps the strides of a transposed tensor.
+            dense = "memory_format=torch.contiguous_format" if "transpose" in made else ""
+            self.lines.append(f"{name} = {made}.clone({dense}).to(device)")
             return
         first = next(iter(guarded.views))
         buffer = f"{first}_memory"
@@ -168,6 +170,8 @@ class TensorWriter:
         self.buffers[name] = buffer
         where = f"{tuple(view.shape)}, {tuple(view.stride())}, {view.storage_offset()}"
         self.lines.append(f"{name} = {buffer}.as_strided({where})")
+        if not view.numel():
+            return  # its strides say nothing
         # A tensor with stride 0 is written through a view that has each element once.
         target = f"{name}" if base is None else self._narrowed(name, view)
         self.lines.append(f"{target}.copy_({made})")

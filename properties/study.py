@@ -38,6 +38,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "table_fill": ("ramp", "normal"),
     "table_slack": (2,),
     "table_pad": (3,),
+    "table_step": (2,),
     "attention_factor": (1.25,),
     "fill": ("ones", "ramp", "normal"),
 }

@@ -43,15 +43,17 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"table": "gathered", "positions": "implied", "axes": "none"},
     {"table_dtype": "input"},
     {"table_pad": 1},
+    {"table_step": 2},
 )
 # What a library raises on purpose; an IndexError or ZeroDivisionError is an accident.
 _REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError)
 # Fields of Domain that are claims and not input.
-_CLAIMS = ("compute", "least_traffic", "tiles", "needs", "refuses", "gradients", "fullgraph")
+_CLAIMS = ("compute", "least_traffic", "tiles", "needs", "refuses", "gradients", "fullgraph", "holes")
 
 
 def just_outside(domain: Domain, case: RopeCase) -> Iterator[RopeCase]:
-    """Cases that differ from this one in one respect and that the domain does not hold."""
+    """Cases that differ from this one in one respect and that the domain does not claim."""
+    domain = replace(domain, holes=())
     for change in _CHANGES:
         try:
             other = replace(case, **change)

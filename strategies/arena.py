@@ -176,12 +176,16 @@ class Arena:
         self.inputs["positions"] = given
 
     def _place_table(self, name: str, table: torch.Tensor) -> None:
-        row = table.shape[-1] + self.case.table_pad
-        rows = table.numel() // max(table.shape[-1], 1) if table.shape[-1] else 0
+        case = self.case
+        # Other strides for each, so that those of one do not serve for the other.
+        pad, step = case.table_pad, case.table_step
+        if name == "sin":
+            pad, step = 2 * pad, step if step == 1 else step + 1
+        row = table.shape[-1] * step + pad
+        stride = [row, step] if table.dim() == 2 else [row * table.shape[1], row, step]
         # The last row ends at the red zone: a table is exactly as long as its positions need.
-        size = max(rows * row - self.case.table_pad, 0)
-        buffer = marked(2 * RED_ZONE + size, table.dtype, RED[table.dtype])
-        stride = [row, 1] if table.dim() == 2 else [row * table.shape[1], row, 1]
+        last = sum((n - 1) * s for n, s in zip(table.shape, stride, strict=True))
+        buffer = marked(2 * RED_ZONE + (last + 1 if table.numel() else 0), table.dtype, RED[table.dtype])
         view = buffer.as_strided(table.shape, stride, RED_ZONE)
         view.copy_(table)
         self._guard(buffer, {name: (tuple(table.shape), stride, RED_ZONE)})

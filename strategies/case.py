@@ -99,7 +99,8 @@ class RopeCase(_ShortRepr):
         table_dtype: "float32" or, of q, "input".
         table_fill: "angles" (base 10000), "ramp" (every entry different), "normal".
         table_slack: rows past the last position used; 0 makes the last row used the table's last row.
-        table_pad: elements between table rows.
+        table_pad: elements between the rows of cos; twice as many are between those of sin.
+        table_step: stride of the last axis of cos; sin's is one larger, unless both are 1.
         attention_factor: factor on cos and sin.
         fill, seed: values of q, k and v; properties that pick a token or a head pick by the seed.
         pokes: (tensor, flat index modulo its size, value as float() or int() reads it) set after the fill.
@@ -132,6 +133,7 @@ class RopeCase(_ShortRepr):
     table_fill: str = "angles"
     table_slack: int = 0
     table_pad: int = 0
+    table_step: int = 1
     attention_factor: float = 1.0
     fill: str = "zeros"
     seed: int = 0
@@ -145,7 +147,8 @@ class RopeCase(_ShortRepr):
         for name in ("q_heads", "rot_half", "tail", "rot_offset", "table_slack", "table_pad"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.k_heads is None or self.k_heads >= 0, "k_heads", self.k_heads, "0 or more, or None")
-        _require(self.positions_step >= 1, "positions_step", self.positions_step, "1 or more")
+        for name in ("positions_step", "table_step"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         _require(self.rot_offset <= self.tail, "rot_offset", self.rot_offset, f"at most tail = {self.tail}")
         _require(all(s >= 0 and n >= 0 for s, n in self.requests), "requests", self.requests, "0 or more")
         lengths = {length for _, length in self.requests}

@@ -20,6 +20,23 @@ STRIDE_KINDS = (
 
 
 @dataclass(frozen=True)
+class Hole:
+    """Cases that are left out of a domain that claims them, for a fault that is known.
+
+    Attributes:
+        reason: what is wrong there.
+        sizes: (name, least, most) of sizes of a RopeCase, as tokens or head_dim, which must all be in range.
+    """
+
+    reason: str
+    sizes: tuple[tuple[str, int, int], ...]
+
+    def holds(self, case: RopeCase) -> bool:
+        """Whether the case lies in this hole."""
+        return all(least <= getattr(case, name) <= most for name, least, most in self.sizes)
+
+
+@dataclass(frozen=True)
 class Domain:
     """What an implementation supports. Every field lists the values it takes; the default is everything but
     several axes, which few functions have an argument for.
@@ -44,7 +61,9 @@ class Domain:
         starts: whether a request may start at a position other than 0.
         tables: "indexed" by position, "gathered" per token beforehand.
         table_dtypes: "float32", "input" (the dtype of q).
-        table_strides: whether table rows may be further apart than their width.
+        table_strides: whether table rows may be further apart than their width, those of cos and sin by
+            different amounts.
+        table_steps: whether the last axis of tables may have a stride other than 1.
         free_tables: whether cos and sin may be any numbers (False: only cosines and sines of angles).
         compute: "float32", or "input" for arithmetic that rounds every operation to the dtype of q.
         least_traffic: whether the kernels claim to read each rotated element once and to write it once, and
@@ -55,6 +74,7 @@ class Domain:
             says nothing about other input does not.
         gradients: whether outputs carry the gradients of q and k, in place too. An inference kernel has none.
         fullgraph: whether torch.compile takes a call whole (fullgraph=True), without a tile.
+        holes: what is left out for known faults; strategies draw there, searches pass over it.
     """
 
     layouts: tuple[str, ...] = LAYOUTS
@@ -78,6 +98,7 @@ class Domain:
     tables: tuple[str, ...] = TABLE_KINDS
     table_dtypes: tuple[str, ...] = ("float32", "input")
     table_strides: bool = True
+    table_steps: bool = True
     free_tables: bool = True
     compute: str = "float32"
     least_traffic: bool = False
@@ -86,9 +107,13 @@ class Domain:
     refuses: bool = False
     gradients: bool = False
     fullgraph: bool = False
+    holes: tuple[Hole, ...] = ()
 
     def why_outside(self, case: RopeCase) -> str | None:
         """The first reason why this domain does not hold the case, or None when it does."""
+        for hole in self.holes:
+            if hole.holds(case):
+                return f"it is known: {hole.reason}"
         for name, (value, allowed) in self._choices(case).items():
             if value not in allowed:
                 return f"{name} is {value!r}, supported: {', '.join(map(repr, allowed))}"
@@ -115,9 +140,12 @@ class Domain:
                 kept[f.name] = mine and theirs
             elif f.name == "head_dims" and None in (mine, theirs):
                 kept[f.name] = theirs if mine is None else mine
+            elif f.name == "holes":
+                kept[f.name] = tuple(dict.fromkeys(mine + theirs))
             elif isinstance(mine, tuple) and f.name != "tiles":
                 kept[f.name] = tuple(value for value in mine if value in theirs)
-        return None if () in kept.values() else replace(self, **kept)
+        nothing = any(value == () for name, value in kept.items() if name != "holes")
+        return None if nothing else replace(self, **kept)
 
     def _choices(self, case: RopeCase) -> dict[str, tuple[object, tuple[object, ...]]]:
         return {
@@ -145,6 +173,7 @@ class Domain:
             "position_steps": case.positions_step != 1,
             "starts": any(start for start, _ in case.requests),
             "table_strides": case.table_pad != 0,
+            "table_steps": case.table_step != 1,
             "free_tables": case.table_fill != "angles"
             or case.attention_factor != 1
             or any(name in ("cos", "sin") for name, _, _ in case.pokes),

@@ -200,6 +200,8 @@ def _table_fields(draw: st.DrawFn, domain: Domain, table: str) -> dict[str, Any]
         values["attention_factor"] = _pick(draw, (1.0, 1.25))
     if domain.table_strides and draw(_flags):
         values["table_pad"] = draw(_PADS)
+    if domain.table_steps:
+        values["table_step"] = _pick(draw, (1, 1, 1, 2, 3))
     if table == "indexed":
         values["table_slack"] = draw(_integers(0, 3))
     return values

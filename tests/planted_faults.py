@@ -98,6 +98,7 @@ DOMAIN = Domain(
     tables=("indexed",),
     table_dtypes=("float32",),
     table_strides=False,
+    table_steps=False,
 )
 WRONG_SIGN = Implementation("wrong_sign", wrong_sign, DOMAIN)
 OVER_READ = Implementation("over_read", over_read, DOMAIN)

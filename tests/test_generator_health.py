@@ -87,6 +87,7 @@ REGIONS: dict[str, tuple[Region, float]] = {
     **{f"{kind} axes": (lambda case, kind=kind: case.axes == kind, 0.1) for kind in AXES_KINDS},
     "gathered table": (lambda case: case.table == "gathered", 0.08),
     "padded table": (lambda case: case.table_pad > 0, 0.2),
+    "strided table": (lambda case: case.table_step > 1, 0.15),
     "16-bit table": (lambda case: case.table_dtype == "input" and case.dtype.endswith("16"), 0.1),
 }
 _RAGGED = ["ragged", "one token beside more", "requests of equal length", "an empty request beside others"]
@@ -160,7 +161,7 @@ NARROW = Domain(
     layouts=("neox",), dtypes=("float16",), ranks=(3,), heads_first=(False,), tails=("none",),
     q_strides=("dense",), k_strides=("dense",), inplace=(False,), inverse=(False,), without_k=(False,),
     positions=("given",), position_dtypes=("int64",), position_steps=False, tables=("indexed",),
-    table_dtypes=("float32",), table_strides=False, free_tables=False,
+    table_dtypes=("float32",), table_strides=False, table_steps=False, free_tables=False,
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ NARROW = Domain(
     starts=False,
     tables=("indexed",),
     table_strides=False,
+    table_steps=False,
     free_tables=False,
 )
 

@@ -22,6 +22,7 @@ DOMAIN: dict[str, Any] = {
     "q_strides": ("dense", "token_pad", "dim_pad"),
     "k_strides": ("dense", "token_pad", "dim_pad"),
     "table_strides": False,
+    "table_steps": False,
     "needs": "interpreter",
     "refuses": False,
 }
