@@ -79,13 +79,14 @@ def check_call(
 ) -> Geometry:
     """Check types, dtypes, devices and shapes; return the sizes of the call."""
     described = _describe(q, k, cos, sin, positions, axes)
-    if cos.dtype in _SIXTEEN_BIT:
-        _warn_about_table_precision(cos.dtype)
     try:
-        return _check_description(*described, layout, rot_dim, rot_offset, head_axis)
+        geometry = _check_description(*described, layout, rot_dim, rot_offset, head_axis)
     except TypeError:
         # Symbolic sizes, of a tracer, have no hash to be kept by.
-        return _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
+        geometry = _check_description.__wrapped__(*described, layout, rot_dim, rot_offset, head_axis)
+    if cos.dtype in _SIXTEEN_BIT:
+        _warn_about_table_precision(cos, sin, q.dtype)
+    return geometry
 
 
 def _describe(
@@ -173,14 +174,43 @@ def _check_dtypes(
         raise RopeError(f"axes has dtype {axes}, expected torch.int32 or torch.int64")
 
 
-@functools.cache
-def _warn_about_table_precision(dtype: torch.dtype) -> None:
+# Dtypes of table and activations that were warned about.
+_warned: set[tuple[torch.dtype, torch.dtype]] = set()
+
+
+def _warn_about_table_precision(cos: torch.Tensor, sin: torch.Tensor, activations: torch.dtype) -> None:
+    """Say once how far rounding the table moves a rotated value (docs/tables.md derives it)."""
+    if (cos.dtype, activations) in _warned:
+        return
+    _warned.add((cos.dtype, activations))
+    units = torch.finfo(cos.dtype).eps / 2 / torch.finfo(activations).eps
+    row = _first_repeated_row(cos, sin)
+    repeated = (
+        ""
+        if row is None
+        else f"Rows {row - 1} and {row} are the same, as when positions are rounded too: from position {row} "
+        "on tokens turn by the angles of others. "
+    )
     warnings.warn(
-        f"cos and sin are {dtype}: angles lose their precision beyond a few thousand positions. Pass "
-        "float32 tables (this warning is given once)",
+        f"cos and sin are {cos.dtype}: rounding them moves a rotated value by up to {units:g} units in the "
+        f"last place of {activations} (taken at the sum of its two products), from position 1 on and no more "
+        f"further out. {repeated}Pass float32 tables (this warning is given once)",
         RopePrecisionWarning,
         stacklevel=4,
     )
+
+
+def _first_repeated_row(cos: torch.Tensor, sin: torch.Tensor) -> int | None:
+    """The first row of a table on the CPU that equals the row before it; None without one.
+
+    Neighbours differ in a table of true positions: its fastest pair turns by far more than 16 bits resolve.
+    On a GPU nobody waits for the answer, and what is traced has none.
+    """
+    traced = torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+    if traced or type(cos) not in PLAIN_TYPES or not cos.is_cpu or cos.dim() != 2 or cos.numel() == 0:
+        return None
+    same = (cos[1:] == cos[:-1]).all(-1) & (sin[1:] == sin[:-1]).all(-1)
+    return int(same.to(torch.uint8).argmax()) + 1 if bool(same.any()) else None
 
 
 def _check_shapes(

@@ -13,4 +13,5 @@ class PositionError(RopeError):
 
 
 class RopePrecisionWarning(UserWarning):
-    """A cos/sin table in a 16-bit dtype: accurate only for the first few thousand positions."""
+    """A cos/sin table in a 16-bit dtype. The message says how far that moves a rotated value, and from which
+    position on rows repeat, where they do."""

@@ -4,8 +4,19 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from rope import PositionError, RopeError, RopePrecisionWarning, apply_rope, checks, kernels, launch
+from rope import (
+    PositionError,
+    RopeError,
+    RopePrecisionWarning,
+    apply_rope,
+    checks,
+    kernels,
+    launch,
+    rope_table,
+)
 
 T, H, K, D = 6, 4, 2, 8
 
@@ -173,14 +184,80 @@ def test_in_place_returns_the_inputs():
     assert k is inputs["k"]
 
 
+@pytest.fixture
+def unwarned(monkeypatch):
+    """As if no warning had been given yet."""
+    monkeypatch.setattr(checks, "_warned", set())
+
+
+@pytest.mark.usefixtures("unwarned")
 def test_a_16_bit_table_warns_once():
     inputs = _inputs(cos=torch.ones(16, D // 2).half(), sin=torch.ones(16, D // 2).half())
-    checks._warn_about_table_precision.cache_clear()
     with pytest.warns(RopePrecisionWarning, match="Pass float32 tables"):
         apply_rope(**inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         apply_rope(**inputs)
+
+
+# Half a unit of the table, in units of the activations.
+UNITS = {
+    (torch.bfloat16, torch.bfloat16): 0.5,
+    (torch.float16, torch.float16): 0.5,
+    (torch.bfloat16, torch.float16): 4,
+    (torch.float16, torch.bfloat16): 0.0625,
+    (torch.bfloat16, torch.float32): 32768,
+    (torch.float16, torch.float32): 4096,
+}
+
+
+@pytest.mark.usefixtures("unwarned")
+@pytest.mark.parametrize(("table", "activations"), UNITS)
+def test_the_warning_says_by_how_much_a_16_bit_table_moves_a_value(table, activations):
+    """And so it does, near position 1 as far out: measured, and never more."""
+    cos, sin = rope_table(64, 40_000)
+    units = UNITS[table, activations]
+    said = f"by up to {units:g} units in the last place of {activations} .* from position 1 on and no more"
+    q = torch.zeros(1, 1, 64, dtype=activations)
+    with pytest.warns(RopePrecisionWarning, match=said) as warned:
+        apply_rope(q, None, cos.to(table), sin.to(table))
+    assert "Rows" not in str(warned[0].message)
+    x = torch.randn(2, 1000, 32, generator=torch.Generator().manual_seed(0)).double()
+    for rows in (slice(1, 1001), slice(39_000, 40_000)):
+        c, s = cos[rows].double(), sin[rows].double()
+        moved = x[0] * (c.to(table).double() - c) - x[1] * (s.to(table).double() - s)
+        unit = torch.finfo(activations).eps * ((x[0] * c).abs() + (x[1] * s).abs())
+        assert 0.8 * units < (moved.abs() / unit).max() <= units
+
+
+@pytest.mark.usefixtures("unwarned")
+@pytest.mark.parametrize(("positions", "row"), [(torch.bfloat16, 257), (torch.float16, 2049)])
+def test_the_warning_names_the_position_from_which_rows_repeat(positions, row):
+    """A table whose positions were rounded: the first that the dtype cannot hold has its neighbour's row."""
+    rounded = torch.arange(4000).to(positions).float()
+    cos, sin = (x[rounded.long()].to(positions) for x in rope_table(D, 4100))
+    given = f"Rows {row - 1} and {row} are the same, .* from position {row} on"
+    with pytest.warns(RopePrecisionWarning, match=given):
+        apply_rope(**_inputs(cos=cos, sin=sin))
+
+
+@pytest.mark.usefixtures("unwarned")
+@pytest.mark.parametrize("call", ["vmap", "make_fx", "fake"])
+def test_the_warning_reads_no_values_that_are_not_there(call):
+    cos, sin = (x.half() for x in rope_table(D, 16))
+    rotate = lambda q, cos, sin: apply_rope(q, None, cos, sin)  # noqa: E731
+    q = torch.randn(T, H, D)
+    fake = FakeTensorMode()
+    run = {
+        "vmap": lambda: torch.vmap(rotate)(q[None], cos[None], sin[None]),
+        "make_fx": lambda: make_fx(rotate)(q, cos, sin),
+        "fake": lambda: rotate(*(fake.from_tensor(x) for x in (q, cos, sin))),
+    }[call]
+    with pytest.warns(RopePrecisionWarning, match="4096 units"):
+        traced = run()
+    if call == "make_fx":
+        first = next(node for node in traced.graph.nodes if node.op == "call_function")
+        assert first.target == torch.ops.rope.rotate.default
 
 
 @pytest.mark.parametrize("layout", ["neox", "gptj"])
