@@ -196,7 +196,6 @@ def _rotate_heads(
     if not UNIT_DIM:
         x_dim = x_strides[3].to(tl.int64)
         out_dim = out_strides[3].to(tl.int64)
-    cos, sin = _load_angles(table, b, live, arithmetic, INVERSE, UNIT_PAIR, TABLE_UNIT, ROT_HALF, BLOCK_HALF)
     rot_offset = rot_offset * X_UNIT
     x_rotated = x_rows + rot_offset * x_dim
     out_rotated = out_rows + rot_offset * out_dim
@@ -204,6 +203,8 @@ def _rotate_heads(
         lo, hi = _load_gptj(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
     else:
         lo, hi = _load_neox(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF)
+    # After the rows, whose way from memory is the longest: a table row waits for its position first.
+    cos, sin = _load_angles(table, b, live, arithmetic, INVERSE, UNIT_PAIR, TABLE_UNIT, ROT_HALF, BLOCK_HALF)
     lo = lo.to(arithmetic)
     hi = hi.to(arithmetic)
     # Left to itself the compiler fuses one product or the other, by tile and strides: results must not depend

@@ -16,6 +16,7 @@ from rope.kernels import rope_kernel
 _MAX_PROGRAMS = 2**31 - 1
 # The widest access of one lane.
 _ALIGN_BYTES = 16
+_TRITON = triton.__version__.split(".")[:2]
 
 
 class Tile(NamedTuple):
@@ -119,7 +120,7 @@ class Plan:
         constants: its constexprs, in order.
         warps: per program.
         device: the index of the GPU, or -1 for tensors on the CPU.
-        compiled: what the first launch compiled: how to run it, the function, its metadata.
+        compiled: the quick way to launch it again, once it was compiled.
     """
 
     programs: int
@@ -127,7 +128,7 @@ class Plan:
     constants: dict[str, object]
     warps: int
     device: int
-    compiled: tuple[Any, Any, Any] | None = None
+    compiled: tuple[Any, tuple[Any, ...]] | None = None
 
     def __post_init__(self) -> None:
         self.arguments = (*self.numbers, *self.constants.values())
@@ -142,17 +143,30 @@ class Plan:
         else:
             # Triton looks up the compiled kernel by its arguments at every launch, which costs more than a
             # short rotation; the plan knows it already.
-            run, *of_kernel = self.compiled
+            launch, of_kernel = self.compiled
             stream = torch._C._cuda_getCurrentRawStream(self.device)
-            run(self.programs, 1, 1, stream, *of_kernel, None, None, None, *pointers, *self.arguments)
+            launch(self.programs, 1, 1, stream, *of_kernel, *pointers, *self.arguments)
 
     def _launch_publicly(self, tensors: tuple[torch.Tensor, ...]) -> None:
         kernel = rope_kernel[(self.programs,)](
             *tensors, *self.numbers, **self.constants, num_warps=self.warps
         )
-        # Not Triton's public interface: where it is another one, every launch goes the public way.
-        if hasattr(kernel, "packed_metadata"):
-            self.compiled = kernel.run, kernel.function, kernel.packed_metadata
+        self.compiled = _quick_way(kernel)
+
+
+def _quick_way(kernel: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """How to launch what Triton compiled: a callable, and its arguments between the stream and the pointers.
+
+    None where Triton's private interface is another one: then every launch goes the public way.
+    """
+    if not hasattr(kernel, "packed_metadata"):
+        return None
+    run, no_hooks = kernel.run, (None, None, None)
+    if _TRITON == ["3", "6"] and not run.global_scratch_size and not run.profile_scratch_size:
+        # What run calls, once it has found that it need not allocate.
+        flags = run.launch_cooperative_grid, run.launch_pdl
+        return run.launch, (kernel.function, *flags, None, None, kernel.packed_metadata, *no_hooks)
+    return run, (kernel.function, kernel.packed_metadata, *no_hooks)
 
 
 # Profilers register here; a launch they watch goes the public way.

@@ -1,5 +1,6 @@
 """A call that repeats the one before takes the short way; one that differs in anything is checked anew."""
 
+import functools
 import weakref
 from typing import Any
 
@@ -9,33 +10,39 @@ import torch
 from rope import PositionError, RopeError, api, apply_rope, checks, repeated
 from rope.launch import Tile, forced_tile
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ones, zeros, randn, arange, tensor = (
+    functools.partial(make, device=DEVICE)
+    for make in (torch.ones, torch.zeros, torch.randn, torch.arange, torch.tensor)
+)
+
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the CPU when interpreted")
 
 
 def arguments() -> dict[str, Any]:
     return {
-        "q": torch.ones(3, 4, 8),
-        "k": torch.ones(3, 2, 8),
-        "cos": torch.ones(5, 4),
-        "sin": torch.zeros(5, 4),
-        "positions": torch.arange(3),
+        "q": ones(3, 4, 8),
+        "k": ones(3, 2, 8),
+        "cos": ones(5, 4),
+        "sin": zeros(5, 4),
+        "positions": arange(3),
     }
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "tokens": {"k": torch.ones(2, 2, 8)},
-    "head_dim": {"k": torch.ones(3, 2, 6)},
-    "dtype": {"k": torch.ones(3, 2, 8, dtype=torch.float16)},
-    "table width": {"cos": torch.ones(5, 3)},
-    "table rows": {"sin": torch.ones(4, 4)},
-    "position dtype": {"positions": torch.arange(3.0)},
+    "tokens": {"k": ones(2, 2, 8)},
+    "head_dim": {"k": ones(3, 2, 6)},
+    "dtype": {"k": ones(3, 2, 8, dtype=torch.float16)},
+    "table width": {"cos": ones(5, 3)},
+    "table rows": {"sin": ones(4, 4)},
+    "position dtype": {"positions": arange(3.0)},
     "device": {"sin": torch.ones(5, 4, device="meta")},
     "no tensor": {"cos": [1.0]},
     "None": {"q": None},
-    "sparse": {"q": torch.ones(3, 4, 8).to_sparse()},
-    "compressed sparse": {"cos": torch.ones(5, 4).to_sparse_csr()},
-    "nested": {"q": torch.nested.nested_tensor([torch.ones(4, 8), torch.ones(2, 8)])},
-    "repeats in place": {"q": torch.ones(3, 1, 8).expand(3, 4, 8), "inplace": True},
+    "sparse": {"q": ones(3, 4, 8).to_sparse()},
+    "compressed sparse": {"cos": ones(5, 4).to_sparse_csr()},
+    "nested": {"q": torch.nested.nested_tensor([ones(4, 8), ones(2, 8)])},
+    "repeats in place": {"q": ones(3, 1, 8).expand(3, 4, 8), "inplace": True},
     "layout": {"layout": "NEOX"},
     "rot_dim": {"rot_dim": 4},
     "rot_offset": {"rot_offset": 1},
@@ -81,8 +88,8 @@ def test_after_a_right_call_a_wrong_one_is_refused(
 def test_the_short_way_gives_the_same_bits(options: dict[str, Any]) -> None:
     def given() -> dict[str, Any]:
         torch.manual_seed(0)
-        q, k, cos, sin = torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.randn(5, 4), torch.randn(5, 4)
-        return {"q": q, "k": k, "cos": cos, "sin": sin, "positions": torch.tensor([4, 0, 2])}
+        q, k, cos, sin = randn(3, 4, 8), randn(3, 2, 8), randn(5, 4), randn(5, 4)
+        return {"q": q, "k": k, "cos": cos, "sin": sin, "positions": tensor([4, 0, 2])}
 
     expected = apply_rope(**given(), **options)
     assert is_remembered(given(), **options)
@@ -91,7 +98,7 @@ def test_the_short_way_gives_the_same_bits(options: dict[str, Any]) -> None:
 
 
 def test_a_call_that_differs_takes_the_long_way() -> None:
-    wide = torch.ones(3, 4, 16)
+    wide = ones(3, 4, 16)
     for other in (
         {"inplace": True},
         {"inverse": True},
@@ -99,8 +106,8 @@ def test_a_call_that_differs_takes_the_long_way() -> None:
         {"validate": True},
         {"q": wide[..., :8]},
         {"q": wide.view(-1)[1:97].view(3, 4, 8)},  # starts between two multiples of 16 bytes
-        {"positions": torch.arange(3, dtype=torch.int32)},
-        {"q": torch.ones(3, 4, 8, requires_grad=True)},
+        {"positions": arange(3, dtype=torch.int32)},
+        {"q": ones(3, 4, 8, requires_grad=True)},
     ):
         repeated.forget()
         apply_rope(**arguments())
@@ -110,7 +117,7 @@ def test_a_call_that_differs_takes_the_long_way() -> None:
 
 def test_q_and_k_that_share_memory_are_refused_in_place() -> None:
     apply_rope(**arguments(), inplace=True)
-    both = torch.ones(3 * 4 * 8)
+    both = ones(3 * 4 * 8)
     apart = {"q": both.view(3, 4, 8), "k": both[:48].view(3, 2, 8)}
     with pytest.raises(RopeError, match="share memory"):
         apply_rope(**(arguments() | apart), inplace=True)
@@ -121,7 +128,7 @@ def test_q_and_k_that_share_memory_are_refused_in_place() -> None:
 def test_a_position_outside_the_table_is_refused_on_the_short_way() -> None:
     apply_rope(**arguments())
     with pytest.raises(PositionError):
-        apply_rope(**(arguments() | {"positions": torch.tensor([0, 1, 5])}))
+        apply_rope(**(arguments() | {"positions": tensor([0, 1, 5])}))
 
 
 def test_in_place_counts_as_a_change_for_autograd() -> None:
@@ -160,7 +167,7 @@ def test_equal_calls_share_one_geometry() -> None:
     options = (None, "neox", None, 0, -2)
     first = checks.check_call(*arguments().values(), *options)
     assert checks.check_call(*arguments().values(), *options) is first
-    strided = arguments() | {"q": torch.ones(3, 4, 16)[..., :8]}
+    strided = arguments() | {"q": ones(3, 4, 16)[..., :8]}
     assert checks.check_call(*strided.values(), *options) is not first
 
 
