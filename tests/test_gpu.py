@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from rope import PositionError, apply_rope, ragged_positions, rope_table
+from properties.implementations import bundled
+from properties.judge import check_values, execute
+from rope import PositionError, RopeError, apply_rope, ragged_positions, rope_table
+from rope.axes import mrope_axes
+from strategies import RopeCase
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,6 +30,14 @@ def tensors(seed: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
         "positions": torch.randint(0, ROWS, (TOKENS,), generator=generator),
     }
     return {name: x.to(device) for name, x in made.items()}
+
+
+def over_three_axes(seed: int, **options: Any) -> dict[str, torch.Tensor]:
+    given = tensors(seed, **options)
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(0, ROWS, (3, TOKENS), generator=generator).to(given["q"].device)
+    axes = mrope_axes((12, 10, 10), interleaved=True, device=given["q"].device)
+    return given | {"positions": positions, "axes": axes}
 
 
 def load(into: dict[str, torch.Tensor], source: dict[str, torch.Tensor]) -> None:
@@ -192,3 +204,77 @@ def test_compiled_training_step() -> None:
     for actual, expected in zip(*gradients, strict=True):
         # The square's gradient may be rounded elsewhere once fused; a rotation by the wrong angle is far off.
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("layout", ["neox", "gptj"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("axes", ["chunked", "interleaved", "mixed"])
+def test_several_axes_on_the_gpu_and_in_plain_pytorch(axes: str, dtype: str, layout: str) -> None:
+    """Both within the derived bound of the exact rotation, so within the sum of both of each other."""
+    case = RopeCase(
+        layout=layout, dtype=dtype, requests=((5, 40), (900, 24)), q_heads=8, k_heads=2, rot_half=32,
+        tail=32, positions_dtype="int32", positions_step=2, axes=axes, fill="normal",
+    )  # fmt: skip
+    for implementation in bundled("cuda"):
+        check_values(execute(implementation, case))
+
+
+def test_several_axes_in_place_strided_and_validated_have_the_same_bits() -> None:
+    given = over_three_axes(0)
+    expected = [x.clone() for x in apply_rope(**given)]
+    strided = {"axes": given["axes"].int(), "positions": given["positions"].int().T.contiguous().T}
+    same(apply_rope(**given | strided), expected)
+    same(apply_rope(**given, validate=True), expected)
+    same(apply_rope(**given, inplace=True), expected)
+
+
+def test_text_tokens_over_several_axes_have_the_bits_of_one_axis() -> None:
+    given = over_three_axes(0)
+    for axis, positions in enumerate(given["positions"]):
+        plain = apply_rope(**given | {"positions": positions, "axes": None})
+        same(apply_rope(**given | {"positions": positions.expand(3, -1)}), plain)
+        same(apply_rope(**given | {"axes": torch.full_like(given["axes"], axis)}), plain)
+
+
+def test_an_axis_or_a_position_outside_gives_nan_to_its_pairs_alone(
+    no_waiting: Callable[[], None],
+) -> None:
+    given = over_three_axes(0)
+    wrong = torch.zeros(TOKENS, 32, dtype=torch.bool, device="cuda")
+    wrong[5] |= given["axes"] == 1
+    wrong[9] |= given["axes"] == 2
+    given["positions"][1, 5], given["positions"][2, 9] = ROWS, -1
+    right = [x.clone() for x in apply_rope(**given)]
+    for bad in (3, -1, 2**40, -(2**40)):
+        given["axes"][31], wrong[:, 31] = bad, True
+        torch.cuda.synchronize()
+        no_waiting()
+        outputs = apply_rope(**given)
+        torch.cuda.set_sync_debug_mode("default")
+        for out, expected in zip(outputs, right, strict=True):
+            pairs = out[..., :64].unflatten(-1, (2, 32))
+            assert torch.equal(pairs.isnan(), wrong[:, None, None].expand_as(pairs))
+            kept = ~out.isnan()
+            assert torch.equal(out[kept], expected[kept])
+        with pytest.raises(RopeError, match=f"pair 31 reads position axis {bad}"):
+            apply_rope(**given, validate=True)
+
+
+def test_a_captured_call_over_several_axes() -> None:
+    apply_rope(**over_three_axes(0))
+    static = over_three_axes(0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = apply_rope(**static)
+    load(static, over_three_axes(1))
+    graph.replay()
+    same(captured, apply_rope(**over_three_axes(1)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_a_table_has_the_same_bits_on_every_device(precision: str) -> None:
+    here, there = (
+        rope_table(128, 70_000, 500000.0, precision=precision, device=device) for device in ("cpu", "cuda")
+    )
+    assert there.cos.is_cuda
+    same((x.cpu() for x in there), here)
