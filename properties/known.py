@@ -8,16 +8,22 @@ minimal case, and the fields of that case that the fault needs:
 
 While a search goes on, a failure of this property and kind in a case with the same values in these fields
 passes for known. The minimal case itself must fail as the entry says; once it does not, the entry is wrong.
+
+A fault that spoils a whole region of sizes, whatever the property, or that may end the process there, has
+"sizes" beside, each with its least and most: {"tokens": [1, 1]}. No property tries a case with these sizes;
+of the region only the minimal case still runs. A size is any whole number of a RopeCase: tokens, batch,
+q_heads, head_dim, rot_half, ...
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from properties import failures
 from properties.failures import Failure
-from strategies import Domain, RopeCase
+from strategies import Domain, Hole, RopeCase
 
 BUNDLED = Path(__file__).parent / "known_failures"
 
@@ -32,6 +38,7 @@ class KnownFailure:
         case: the minimal case.
         fields: the fields of the case that the fault needs; none when it shows whatever they are.
         file: where the entry stands.
+        hole: the sizes that no property tries, or None.
     """
 
     property: str
@@ -40,6 +47,7 @@ class KnownFailure:
     case: RopeCase
     fields: tuple[str, ...]
     file: Path
+    hole: Hole | None = None
 
     def covers(self, failure: Failure) -> bool:
         """Whether a failure is this one."""
@@ -64,8 +72,8 @@ def _read(file: Path, domain: Domain) -> Iterator[KnownFailure]:
     for number, entry in enumerate(json.loads(file.read_text())):
         where = f"{file}, entry {number}"
         wanted = {"property", "failure", "reason", "case", "fields"}
-        if set(entry) != wanted:
-            raise ValueError(f"{where} has {sorted(entry)}, expected {sorted(wanted)}")
+        if set(entry) - {"sizes"} != wanted:
+            raise ValueError(f"{where} has {sorted(entry)}, expected {sorted(wanted)}, and sizes or not")
         if not issubclass(getattr(failures, entry["failure"], object), Failure):
             raise ValueError(f"{where}: {entry['failure']!r} is no kind of failure")
         unknown = set(entry["fields"]) - {f.name for f in fields(RopeCase)}
@@ -75,6 +83,23 @@ def _read(file: Path, domain: Domain) -> Iterator[KnownFailure]:
         outside = domain.why_outside(case)
         if outside:
             raise ValueError(f"{where}: the case is outside the domain: {outside}")
-        yield KnownFailure(
-            entry["property"], entry["failure"], entry["reason"], case, tuple(entry["fields"]), file
-        )
+        hole = _hole(entry, case, where) if "sizes" in entry else None
+        names = tuple(entry["fields"])
+        yield KnownFailure(entry["property"], entry["failure"], entry["reason"], case, names, file, hole)
+
+
+def _hole(entry: dict[str, Any], case: RopeCase, where: str) -> Hole:
+    """The hole that an entry's sizes make; the minimal case lies in it."""
+    sizes = []
+    for name, limits in entry["sizes"].items():
+        if type(getattr(case, name, None)) is not int:
+            raise ValueError(
+                f"{where}: a case has no size {name!r}, expected a whole number as tokens, batch"
+            )
+        if not (isinstance(limits, list) and [type(n) for n in limits] == [int, int]):
+            raise ValueError(f"{where}: {name} is {limits!r}, expected [least, most]")
+        sizes.append((name, *limits))
+    hole = Hole(entry["reason"], tuple(sizes))
+    if not hole.holds(case):
+        raise ValueError(f"{where}: the case does not have the sizes {entry['sizes']}")
+    return hole

@@ -38,7 +38,9 @@ def load(spec: str, device: str) -> Implementation:
         SpecError: the spec names nothing, or something that is neither.
     """
     implementation = _found(spec, device)
-    return replace(implementation, known=known_failures(implementation.name, implementation.domain))
+    known = known_failures(implementation.name, implementation.domain)
+    holes = tuple(k.hole for k in known if k.hole is not None)
+    return replace(implementation, known=known, domain=replace(implementation.domain, holes=holes))
 
 
 def _found(spec: str, device: str) -> Implementation:

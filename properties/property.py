@@ -80,6 +80,9 @@ class Property:
         """A Hypothesis test that looks for a counterexample among these cases."""
 
         def test(case: RopeCase) -> None:
+            if any(hole.holds(case) for hole in implementation.domain.holes):
+                note("cases left out as known")
+                return
             try:
                 self.run(implementation, case)
             except Failure as failure:

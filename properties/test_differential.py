@@ -40,7 +40,8 @@ def _agree(implementation: Implementation, case: RopeCase) -> None:
             where = tuple(int(i) for i in np.argwhere(wrong)[0])
             exact = float(run.exact(name).value[where])
             mine, yours = float(out[where]), float(theirs[where])
-            nearer = implementation if abs(mine - exact) < abs(yours - exact) else implementation.against
+            here, there = (np.nan_to_num(abs(x - exact), nan=np.inf) for x in (mine, yours))
+            nearer = implementation if here < there else implementation.against
             raise Mismatch(
                 f"{name}_out at (batch, token, head, dim) {where} is {mine!r}, {implementation.against.name} "
                 f"gives {yours!r}; exact {exact!r}, nearer is {nearer.name}; {wrong.sum()} of {wrong.size} "

@@ -2,7 +2,7 @@
 
 from strategies.arena import Arena
 from strategies.case import RopeCase, Strides
-from strategies.domain import Domain
+from strategies.domain import Domain, Hole
 from strategies.draw import rope_cases
 
-__all__ = ["Arena", "Domain", "RopeCase", "Strides", "rope_cases"]
+__all__ = ["Arena", "Domain", "Hole", "RopeCase", "Strides", "rope_cases"]

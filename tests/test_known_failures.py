@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import settings
 
-from properties import test_differential, test_domain, test_reference
-from properties.failures import Mismatch, MissingError
+from properties import test_batch, test_differential, test_domain, test_reference
+from properties.failures import Mismatch, MissingError, NotDeterministic
 from properties.implementations import Implementation, rope_eager
 from properties.known import BUNDLED, KnownFailure, known_failures
 from properties.property import Property
 from rope import RopeError
 from strategies import Domain, RopeCase, rope_cases
+from strategies.case import AXES_KINDS
 
 ORACLE = test_reference.test_matches_the_oracle
 DENSE = Domain(ranks=(3,), dtypes=("float32",), q_strides=("dense",), k_strides=("dense",))
@@ -94,6 +95,42 @@ def test_a_file_of_known_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             known_failures("mine", DENSE)
 
 
+def _wrong_for_few_tokens(q: Any, *args: Any, **options: Any) -> Any:
+    return rope_eager(q, *args, **(options | {"inverse": not options["inverse"]} if len(q) < 4 else options))
+
+
+def test_sizes_that_are_known_are_left_out_of_every_property(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a property makes a case of that size itself, as of one token alone."""
+    monkeypatch.chdir(tmp_path)
+    entry = {"property": ORACLE.name, "failure": "Mismatch", "reason": "few tokens turn the wrong way"}
+    entry |= {"case": json.loads(CASE.to_json()), "fields": [], "sizes": {"tokens": [0, 3]}}
+    file = tmp_path / "known_failures" / "mine.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps([entry]))
+    known = known_failures("mine", DENSE)
+    holes = tuple(k.hole for k in known if k.hole is not None)
+    whole = replace(DENSE, heads_first=(False,))
+    mine = Implementation("mine", _wrong_for_few_tokens, replace(whole, holes=holes), known=known)
+    alone = test_batch.test_a_token_alone
+    for tried, failure in ((ORACLE, Mismatch), (alone, NotDeterministic)):
+        _search(tried, mine)
+        with pytest.raises(failure):
+            _search(tried, replace(mine, domain=whole, known=()))
+    with pytest.raises(pytest.xfail.Exception, match="few tokens turn the wrong way"):
+        dict(ORACLE.tests(mine))["mine-known-0"]()
+
+    for wrong, message in (
+        ({"sizes": {"token": [1, 1]}}, "a case has no size 'token'"),
+        ({"sizes": {"tokens": 1}}, r"tokens is 1, expected \[least, most\]"),
+        ({"sizes": {"tokens": [2, 4]}}, "the case does not have the sizes"),
+    ):
+        file.write_text(json.dumps([entry | wrong]))
+        with pytest.raises(ValueError, match=message):
+            known_failures("mine", DENSE)
+
+
 @pytest.mark.parametrize("file", sorted(BUNDLED.glob("*.json")), ids=lambda f: f.stem)
 def test_bundled_files_name_properties_that_exist(file: Path) -> None:
     written = {p.stem: p.read_text() for p in BUNDLED.parent.glob("test_*.py")}
@@ -137,7 +174,7 @@ def test_only_cases_of_both_domains_are_compared() -> None:
 
 def test_outside_its_domain_an_implementation_that_refuses_says_so() -> None:
     outside = test_domain.test_outside_the_domain_is_refused
-    narrow = Domain(layouts=("neox",), dtypes=("float32",), refuses=True)
+    narrow = Domain(layouts=("neox",), dtypes=("float32",), axes=AXES_KINDS, refuses=True)
 
     def refusing(*args: Any, **options: Any) -> Any:
         if options["layout"] != "neox" or args[0].dtype != torch.float32:
@@ -149,8 +186,9 @@ def test_outside_its_domain_an_implementation_that_refuses_says_so() -> None:
             raise KeyError(options["layout"])
         return rope_eager(*args, **options)
 
+    everything = Domain(axes=AXES_KINDS, refuses=True)
     assert outside.domain(Implementation("silent", rope_eager, replace(narrow, refuses=False))) is None
-    assert outside.domain(Implementation("everything", rope_eager, Domain(refuses=True))) is None
+    assert outside.domain(Implementation("everything", rope_eager, everything)) is None
     _search(outside, Implementation("refusing", refusing, narrow))
     with pytest.raises(MissingError, match=r"layout is 'gptj'.*accepted"):
         _search(outside, Implementation("accepting", rope_eager, narrow))
