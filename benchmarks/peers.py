@@ -112,6 +112,22 @@ def _flash_attention(shape: Shape, i: Inputs) -> Callable[[], Rotated]:
     return lambda: (one(i.q), one(i.k))
 
 
+def _flashinfer(shape: Shape, i: Inputs) -> Callable[[], Rotated]:
+    function = importlib.import_module("flashinfer.rope").apply_rope_with_cos_sin_cache_inplace
+    cache = torch.cat((i.cos, i.sin), dim=-1)
+    q, k = i.q.flatten(1), i.k.flatten(1)
+
+    def call() -> Rotated:
+        function(i.positions, q, k, shape.head_dim, cache, shape.layout == "neox")
+        return i.q, i.k
+
+    return call
+
+
+def _whole_heads_in_16_bit(shape: Shape) -> bool:
+    return shape.head_dim in (64, 128, 256) and shape.dtype.itemsize == 2 and not shape.rotate_last
+
+
 def _full_neox(shape: Shape) -> bool:
     return shape.layout == "neox" and shape.rot_dim == shape.head_dim
 
@@ -135,6 +151,7 @@ PEERS = [
         lambda s: s.rot_dim <= 256,
         backward=False,
     ),
+    Peer("flashinfer", "flashinfer-python", _flashinfer, _whole_heads_in_16_bit, backward=False),
 ]
-# Compiled operators of serving engines, measured where their packages are installed.
-OPERATORS_NOT_RUN = {"vllm": "vLLM rotary_embedding", "flashinfer-python": "flashinfer apply_rope"}
+# An operator that no benchmark calls: its package needs more than a machine for benchmarks has.
+OPERATORS_NOT_RUN = {"vllm": "vLLM rotary_embedding"}

@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLORS = ["#0b6e4f", "#7bc8a4", "#b23a48", "#e09f3e", "#8d99ae", "#335c67"]
+COLORS = ["#0b6e4f", "#7bc8a4", "#b23a48", "#e09f3e", "#8d99ae", "#335c67", "#9b5de5"]
 
 
 def main() -> None:
