@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PYTEST = .venv/bin/pytest -n auto
 
-.PHONY: properties test lint kill-matrix mutation-score
+.PHONY: properties test lint kill-matrix comparison false-alarms mutation-score
 
 properties: .venv
 	$(PYTEST) properties/
@@ -12,6 +12,12 @@ test: .venv
 
 kill-matrix: .venv
 	.venv/bin/python -m tests.kill_matrix
+
+comparison: .venv
+	.venv/bin/python -m tests.public_grids
+
+false-alarms: .venv
+	.venv/bin/python -m tests.false_alarms
 
 mutation-score: .venv
 	.venv/bin/python -m tests.mutation_score

@@ -1,19 +1,23 @@
 """Mutant x property: which properties kill which mutant, after how many cases, with how small a case.
 
-    python -m tests.kill_matrix [NAME ...]
+    python -m tests.kill_matrix [--jobs N] [NAME ...]
 
 prints the matrix, for the mutants of these names or for all, and writes docs/kill-matrix.md for all.
 """
 
 import argparse
+import functools
 import importlib
+import itertools
 import os
-import statistics
 import time
 import warnings
 import zlib
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
-from strategies import RopeCase
+from strategies import Domain, RopeCase
 from strategies.case import non_default
 
 # The kernels read this when they are decorated.
@@ -33,55 +37,57 @@ from properties.implementations import Implementation
 from properties.interpreter import make_faithful
 from properties.property import Property
 from properties.test_large import FixedCases
-from tests.mutants import MUTANTS, Mutant
+from tests import table_kills
+from tests.kill_report import DOCUMENT, Kill, Row, as_line, document, times
+from tests.mutants import MUTANTS, Mutant, tables
 
 FAMILIES = (
-    "reference", "norm", "memory", "bitwise", "trace", "laws", "batch", "serving", "range", "errors", "large",
+    "reference", "norm", "memory", "bitwise", "trace", "laws", "batch", "serving", "axes", "range", "errors",
+    "large",
 )  # fmt: skip
-DOCUMENT = Path(__file__).parent.parent / "docs" / "kill-matrix.md"
 # Cases drawn over all layouts and dtypes before a property is said not to kill a mutant.
 CASES = 60
 
 
 # The family that kills most mutants of a kind, where that is not the first.
-_LIKELY = {"RANGE": "range", "BIGIDX": "large", "OOBMEM": "trace", "RACE": "trace", "ALIAS": "memory"}
+_LIKELY = {
+    "RANGE": "range",
+    "BIGIDX": "large",
+    "OOBMEM": "trace",
+    "RACE": "trace",
+    "ALIAS": "memory",
+}
+# What no report names breaks a law; a law needs no reference to be broken.
+_UNREPORTED = ("laws", "batch", "bitwise", "serving")
 
 
+@functools.cache
 def properties() -> dict[str, list[Property]]:
     """The properties of every family."""
-    modules = {family: importlib.import_module(f"properties.test_{family}") for family in FAMILIES}
-    return {
-        family: [value for value in vars(module).values() if isinstance(value, Property)]
-        for family, module in modules.items()
-    }
+    return {family: _properties_of(family) for family in FAMILIES}
+
+
+@functools.cache
+def gradient_properties() -> list[Property]:
+    """The properties of gradients, which are for mutants that promise them."""
+    return _properties_of("gradients")
+
+
+def _properties_of(family: str) -> list[Property]:
+    module = importlib.import_module(f"properties.test_{family}")
+    return [value for value in vars(module).values() if isinstance(value, Property)]
 
 
 def likely_first(mutant: Mutant) -> list[Property]:
-    """All properties, those of the family that should kill this mutant first."""
+    """All properties that may kill this mutant, those of the family that should do so first."""
     by_family = properties()
-    # What no report names breaks a law; a law needs no reference to be broken.
-    likely = (
-        ("laws", "batch", "serving") if mutant.report is None else (_LIKELY.get(mutant.kind, FAMILIES[0]),)
-    )
-    order = (*likely, *(family for family in FAMILIES if family not in likely))
+    if mutant.domain.gradients or mutant.domain.fullgraph:
+        # Such a mutant is right forward.
+        return gradient_properties()
+    reported = (_LIKELY.get(mutant.kind, FAMILIES[0]),)
+    likely = _UNREPORTED if mutant.report is None else reported
+    order = (*likely, *(f for f in FAMILIES if f not in likely))
     return [prop for family in order for prop in by_family[family]]
-
-
-@dataclass(frozen=True)
-class Kill:
-    """How one property killed one mutant.
-
-    Attributes:
-        failure: the class of the failure.
-        cases: how many cases it took.
-        seconds: until the first failure, without shrinking.
-        case: the case that failed; the smallest that was found when shrinking was asked for.
-    """
-
-    failure: str
-    cases: int
-    seconds: float
-    case: RopeCase
 
 
 def search(
@@ -91,14 +97,47 @@ def search(
     domain = prop.domain(implementation)
     if domain is None:
         return None
-    drawn = prop.draw(domain)
-    if isinstance(prop, FixedCases):
-        inside = [case for _, case in prop.cases if not domain.why_outside(case)]
-        if not inside:
+    cases = max(4, cases // prop.cost) if prop.cost > 10 else cases
+    if shrink:
+        return _shrunk(prop, implementation, domain, cases)
+    started, drawing = time.perf_counter(), 0.0
+    for tried, (case, seconds) in enumerate(_drawn(prop, domain, cases), 1):
+        drawing += seconds
+        try:
+            prop.check(implementation, case)
+        except Failure as failure:
+            spent = time.perf_counter() - started + drawing
+            return Kill(type(failure).__name__, tried, spent, repr(case))
+        except pytest.skip.Exception:
             return None
-        drawn = st.sampled_from(inside)
-    started, tried = time.perf_counter(), 0
+    return None
+
+
+_cache: dict[tuple[str, Domain, int], list[tuple[RopeCase, float]]] = {}
+
+
+def _drawn(prop: Property, domain: Domain, cases: int) -> list[tuple[RopeCase, float]]:
+    """The cases of a search and what drawing each took, in seconds; drawn once for all implementations."""
+    key = (prop.name, domain, cases)
+    if key not in _cache:
+        _cache[key] = drawn = []
+        last = time.perf_counter()
+
+        def collect(case: RopeCase) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            drawn.append((case, now - last))
+            last = now
+
+        _search(prop, domain, cases, collect, Phase.generate)
+    return _cache[key]
+
+
+def _shrunk(prop: Property, implementation: Implementation, domain: Domain, cases: int) -> Kill | None:
+    """The smallest failing case that shrinking finds."""
     kills: list[Kill] = []
+    smallest: list[RopeCase] = []
+    started, tried = time.perf_counter(), 0
 
     def test(case: RopeCase) -> None:
         nonlocal tried
@@ -106,19 +145,29 @@ def search(
         try:
             prop.check(implementation, case)
         except Failure as failure:
-            seconds = time.perf_counter() - started
-            kills.append(Kill(type(failure).__name__, tried, seconds, case))
+            kills.append(Kill(type(failure).__name__, tried, time.perf_counter() - started, repr(case)))
+            smallest.append(case)
             raise
 
+    _search(prop, domain, cases, test, Phase.generate, Phase.shrink)
+    return replace(kills[0], case=repr(min(smallest, key=_size))) if kills else None
+
+
+def _search(
+    prop: Property, domain: Domain, cases: int, test: Callable[[RopeCase], None], *phases: Phase
+) -> None:
+    if isinstance(prop, FixedCases):
+        strategy = st.sampled_from([case for _, case in prop.cases if not domain.why_outside(case)])
+    else:
+        strategy = prop.draw(domain)
     profile = settings(
         max_examples=cases,
         database=None,
         deadline=None,
-        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+        phases=phases,
         suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=shrink,
     )
-    search_for = seed(zlib.crc32(prop.name.encode()))(profile(given(case=drawn)(test)))
+    search_for = seed(zlib.crc32(prop.name.encode()))(profile(given(case=strategy)(test)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -126,9 +175,6 @@ def search(
         # A mutant that remembers does not fail twice on one case, which Hypothesis calls flaky.
         except* (Failure, Flaky, pytest.skip.Exception):
             pass
-    if not kills:
-        return None
-    return replace(kills[0], case=min((kill.case for kill in kills), key=_size))
 
 
 def _size(case: RopeCase) -> tuple[int, int, int]:
@@ -137,13 +183,17 @@ def _size(case: RopeCase) -> tuple[int, int, int]:
     return len(non_default(case)), elements, len(repr(case))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One mutant's row: the kills by property, and the smallest case under the first of them."""
+def first_killer(mutant: Mutant, few: int = 50, many: int = 400) -> tuple[Property, Kill] | None:
+    """The first property that kills a mutant.
 
-    mutant: Mutant
-    kills: dict[str, Kill]
-    smallest: RopeCase | None
+    Each tries a few cases, as in the ci profile for one layout and dtype; a mutant that outlives all gets as
+    many as the suite draws for all of them.
+    """
+    for cases, prop in itertools.product((few, many), likely_first(mutant)):
+        kill = search(prop, mutant.fresh(), cases=cases)
+        if kill is not None:
+            return prop, kill
+    return None
 
 
 def measure(mutant: Mutant) -> Row:
@@ -158,71 +208,59 @@ def measure(mutant: Mutant) -> Row:
         if smallest is None:
             shrunk = search(prop, mutant.fresh(), shrink=True)
             smallest = shrunk.case if shrunk else kill.case
-    return Row(mutant, kills, smallest)
+    return Row(mutant.kind, mutant.name, mutant.report, kills, smallest)
 
 
-def as_line(row: Row) -> str:
-    """One line of the printed matrix."""
-    killers = ", ".join(f"{name.removeprefix('test_')} ({kill.cases})" for name, kill in row.kills.items())
-    return f"{row.mutant.kind:9} {row.mutant.name:48} {killers or 'SURVIVES'}"
+def measure_table(mutant: tables.Mutant) -> Row:
+    """Try every check of what a faulty table stands for."""
+    kills = {}
+    for prop in table_kills.applicable(mutant):
+        kill = table_kills.search(prop, mutant, cases=CASES)
+        if kill is not None:
+            kills[prop.name] = kill
+    first = next(iter(kills.values()), None)
+    report = (mutant.make.__doc__ or "").partition(":")[0].partition(",")[0]
+    return Row(mutant.kind, mutant.name, report, kills, first.case if first else None)
 
 
-def document(rows: list[Row]) -> str:
-    """The published matrix, in Markdown."""
-    kills = [next(iter(row.kills.values())) for row in rows if row.kills]
-    seconds = sorted(kill.seconds for kill in kills) or [0.0]
-    only = {
-        name: [row.mutant.name for row in rows if set(row.kills) == {name}]
-        for name in dict.fromkeys(name for row in rows for name in row.kills)
-    }
-    lines = [
-        "# Kill matrix",
-        "",
-        "Every mutant in `tests/mutants/` is one deliberate fault, after a kind of public bug report. A",
-        f"property kills it when one of {CASES} cases, drawn over all layouts and dtypes, shows a failure.",
-        "The suite draws more: as many for every layout and dtype, and the shapes of models. Measured by",
-        "`make kill-matrix`.",
-        "",
-        f"{len(rows)} mutants, {len(kills)} killed. Seconds to the first kill: median "
-        f"{statistics.median(seconds):.2f}, slowest {seconds[-1]:.2f}.",
-        "",
-        "| kind | mutant | report | killed by (cases needed) | seconds | smallest case |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        killers = ", ".join(f"{n.removeprefix('test_')} ({k.cases})" for n, k in row.kills.items())
-        first = next(iter(row.kills.values()), None)
-        lines.append(
-            f"| {row.mutant.kind} | {row.mutant.name} | {row.mutant.report or 'none'} | "
-            f"{killers or '**survives**'} | {f'{first.seconds:.2f}' if first else ''} | `{row.smallest!r}` |"
-        )
-    lines += [
-        "",
-        "## What each property kills",
-        "",
-        "| property | mutants killed | killed by no other property |",
-        "|---|---|---|",
-    ]
-    for family in properties().values():
-        for prop in family:
-            count = sum(prop.name in row.kills for row in rows)
-            lines.append(f"| {prop.name} | {count} | {', '.join(only.get(prop.name, []))} |")
-    return "\n".join(lines) + "\n"
+def prepare() -> None:
+    """Make a process ready to run mutants."""
+    torch.set_num_threads(1)
+    make_faithful()
+
+
+def _measured(name: str) -> Row:
+    for mutant in MUTANTS:
+        if mutant.name == name:
+            return measure(mutant)
+    return measure_table(next(mutant for mutant in tables.MUTANTS if mutant.name == name))
+
+
+def in_processes(work: Callable[[str], Any], names: list[str], jobs: int) -> Iterator[Any]:
+    """The results of this work for every name, in order, from so many processes."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:
+        yield from pool.map(work, names)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure which properties kill which mutants.")
     parser.add_argument("names", nargs="*", help="mutants to measure; all when none is named")
-    names = parser.parse_args().names
-    torch.set_num_threads(1)
-    make_faithful()
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+    arguments = parser.parse_args()
+    every = [mutant.name for mutant in (*MUTANTS, *tables.MUTANTS)]
+    unknown = set(arguments.names) - set(every)
+    if unknown:
+        parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
     rows = []
-    for mutant in MUTANTS:
-        if not names or mutant.name in names:
-            rows.append(measure(mutant))
-            print(as_line(rows[-1]), flush=True)
-    if not names:
-        DOCUMENT.write_text(document(rows))
+    for row in in_processes(_measured, arguments.names or every, arguments.jobs):
+        rows.append(row)
+        print(as_line(row), flush=True)
+    if not arguments.names:
+        families = {family: [p.name for p in props] for family, props in properties().items()}
+        families["gradients"] = [prop.name for prop in gradient_properties()]
+        families["tables"] = list(table_kills.PROPERTIES)
+        DOCUMENT.write_text(document(rows, families, CASES))
+        print(times(rows))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from properties import table_checks
 from properties.failures import Failure
 from properties.table_life import check_life
 from strategies.tables import config_cases, table_cases, table_histories
+from tests.kill_report import Kill
 from tests.mutants.tables import Mutant
 
 _ORDERS = st.sampled_from(("zigzag", "contiguous"))
@@ -81,23 +82,13 @@ PROPERTIES = {
 }
 
 
-@dataclass(frozen=True)
-class TableKill:
-    """How a check killed a faulty table: the class of the failure, cases, seconds, what failed."""
-
-    failure: str
-    cases: int
-    seconds: float
-    case: str
-
-
 def applicable(mutant: Mutant) -> list[TableProperty]:
     """The checks of what the mutant stands for, the one that names its fault first."""
     first = PROPERTIES[mutant.dies_by.__name__]
     return sorted((p for p in PROPERTIES.values() if p.of == first.of), key=lambda p: p is not first)
 
 
-def search(prop: TableProperty, mutant: Mutant, *, cases: int = 60) -> TableKill | None:
+def search(prop: TableProperty, mutant: Mutant, *, cases: int = 60) -> Kill | None:
     """Look for a failure of this check; None when no case of so many shows one."""
     tried = 0
     shown = ""
@@ -135,7 +126,7 @@ def search(prop: TableProperty, mutant: Mutant, *, cases: int = 60) -> TableKill
             live() if prop.check is check_life else judge()
         except Failure as failure:
             seconds = time.perf_counter() - started
-            return TableKill(type(failure).__name__, tried, seconds, shown or str(failure))
+            return Kill(type(failure).__name__, tried, seconds, shown or str(failure))
         except (TypeError, RuntimeError):
             # An accident of the mutant, which takes less than what it stands for, is no verdict.
             return None

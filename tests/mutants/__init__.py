@@ -4,7 +4,7 @@ To add a mutant, write one function under `@mutant(...)` in any module listed he
 tests/mutants/base.py, done wrongly, with the trigger in its docstring.
 """
 
-from tests.mutants import addressing, company, memory, rotation, serving, silent, tokens
+from tests.mutants import addressing, company, gradients, memory, rotation, serving, silent, tokens
 from tests.mutants.registry import MUTANTS, Mutant, correct
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "addressing",
     "company",
     "correct",
+    "gradients",
     "memory",
     "rotation",
     "serving",

@@ -3,11 +3,13 @@
 A fused multiply-add keeps one product unrounded. Each path is right; together they break bitwise laws.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from tests.mutants import base
-from tests.mutants.base import Call, Pair
+from tests.mutants.base import Base, Call, Index, Pair, Steps
 from tests.mutants.registry import mutant
 
 
@@ -83,6 +85,69 @@ def expanded_input_fused(
     """Trigger: an axis of stride 0 in q, compared with a copy of it."""
     turn = _fused if 0 in call.q.stride() else lambda *x: base.turn(call, *x)
     return turn(lo, hi, cos, sin)
+
+
+@mutant("ALIAS", None, "turn")
+def in_place_fused(
+    call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """The kernel that writes in place is another one. Trigger: in place, compared with out of place."""
+    return _fused(lo, hi, cos, sin) if call.inplace else base.turn(call, lo, hi, cos, sin)
+
+
+@mutant("QKWIRE", None, "turn")
+def q_alone_fused(
+    call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """The kernel without k is another one. Trigger: q alone, compared with q beside k."""
+    return _fused(lo, hi, cos, sin) if call.k is None else base.turn(call, lo, hi, cos, sin)
+
+
+@mutant("POSTYPE", None, "turn")
+def int32_positions_fused(
+    call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Trigger: int32 positions, compared with int64."""
+    p = call.positions
+    turn = _fused if p is not None and p.dtype == torch.int32 else lambda *x: base.turn(call, *x)
+    return turn(lo, hi, cos, sin)
+
+
+@mutant("POSTYPE", None, "turn")
+def strided_positions_fused(
+    call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Trigger: positions with a stride other than 1, compared with dense ones."""
+    p = call.positions
+    turn = _fused if p is not None and p.stride(-1) > 1 else lambda *x: base.turn(call, *x)
+    return turn(lo, hi, cos, sin)
+
+
+@mutant("STRIDE", None, "turn")
+def padded_rows_fused(
+    call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Pair:
+    """Trigger: rows of q that are wider than head_dim or have gaps, compared with dense ones."""
+    padded = any(stride % max(call.head_dim, 1) for stride in call.q.stride()[:-1])
+    return _fused(lo, hi, cos, sin) if padded else base.turn(call, lo, hi, cos, sin)
+
+
+@mutant("COVER", None, "apply_rope", tiles=(None, (1, 1)), refuses=False)
+def small_tiles_fused(*args: Any, tile: tuple[int, int] | None = None, **options: Any) -> Any:
+    """Trigger: the tile (1, 1), compared with the one that is chosen."""
+    turn = base.turn if tile is None else lambda call, *x: _fused(*x)
+    return Base(Steps(turn=turn))(*args, **options)
+
+
+@mutant("DTYPE", None, "store")
+def ties_rounded_away(call: Call, out: torch.Tensor, dims: Index, values: torch.Tensor) -> None:
+    """Half a unit goes to the larger neighbour, within every bound. Trigger: a tie, in 16 bits."""
+    rounded = values.to(out.dtype)
+    if out.element_size() == 2:
+        away = torch.nextafter(rounded, torch.copysign(torch.full_like(rounded, float("inf")), rounded))
+        down, up = values - rounded.to(values.dtype), away.to(values.dtype) - values
+        rounded = torch.where((down == up) & away.isfinite(), away, rounded)
+    base.store(call, out, dims, rounded)
 
 
 @mutant("PADMASK", None, "rotate")

@@ -1,0 +1,193 @@
+"""False alarms: search correct implementations with random cases until so many have run; none may fail.
+
+    python -m tests.false_alarms --cases 200000 --jobs 2
+    python -m tests.false_alarms --cases 1000000 --jobs 16 --impl rope     (on a GPU: the compiled kernels)
+
+A run is a list of short searches, each with a seed of its own counted from --seed, so that the same numbers
+try the same cases again, whatever the number of processes. Exits 1 when a case fails.
+"""
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+# The kernels read this when they are decorated.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from properties.failures import Failure
+from properties.implementations import Implementation, default_device
+from properties.interpreter import make_faithful
+from properties.loading import load
+from properties.property import Property
+from properties.test_large import FixedCases
+from strategies import RopeCase
+
+# Cases of one search; a property that runs an implementation several times per case tries as many fewer.
+_CASES = 100
+_PROGRESS_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search: the cases that this seed draws for a property and an implementation."""
+
+    implementation: str
+    property: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a search ended.
+
+    Attributes:
+        cases: how many ran.
+        failure: what failed, in a line, or None.
+        says_nothing: the property does not speak of this implementation here.
+    """
+
+    search: Search
+    cases: int
+    failure: str | None = None
+    says_nothing: bool = False
+
+
+def properties() -> dict[str, Property]:
+    """All properties that search, by name."""
+    found = {}
+    for path in sorted((Path(__file__).parent.parent / "properties").glob("test_*.py")):
+        module = __import__(f"properties.{path.stem}", fromlist=["*"])
+        for name, value in vars(module).items():
+            if isinstance(value, Property) and not isinstance(value, FixedCases):
+                found[name] = value
+    return found
+
+
+def run(search: Search) -> Outcome:
+    """Run one search on this process's device."""
+    prop, implementation = properties()[search.property], _implementation(search.implementation)
+    domain = prop.domain(implementation)
+    if domain is None:
+        return Outcome(search, 0, says_nothing=True)
+    ran = 0
+
+    def test(case: RopeCase) -> None:
+        nonlocal ran
+        prop.run(implementation, case)
+        ran += 1
+
+    profile = settings(
+        max_examples=max(1, _CASES // prop.cost),
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    try:
+        seed(search.seed)(profile(given(case=prop.draw(domain))(test)))()
+    except pytest.skip.Exception:
+        return Outcome(search, ran, says_nothing=True)
+    except Failure as failure:
+        return Outcome(search, ran, f"{type(failure).__name__}: {failure} in {failure.case!r}")
+    return Outcome(search, ran)
+
+
+def _implementation(spec: str) -> Implementation:
+    device = default_device()
+    if device == "cuda":
+        # Spread the processes over the GPUs.
+        device = f"cuda:{os.getpid() % torch.cuda.device_count()}"
+    return load(spec, device)
+
+
+def searches(specs: list[str], names: list[str], first_seed: int) -> Iterator[Search]:
+    """Every property of every implementation, again and again, each with the next seed."""
+    pairs = itertools.cycle(itertools.product(specs, names))
+    for number, (spec, name) in enumerate(pairs, first_seed):
+        yield Search(spec, name, number)
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+    make_faithful()
+
+
+def outcomes(todo: Iterator[Search], jobs: int, silent: set[tuple[str, str]]) -> Iterator[Outcome]:
+    """Run searches in so many processes, without those of pairs in `silent`, in the order they end."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare) as pool:
+        running: set[Future[Outcome]] = set()
+        try:
+            while True:
+                while len(running) < 2 * jobs:
+                    search = next(todo)
+                    if (search.implementation, search.property) not in silent:
+                        running.add(pool.submit(run, search))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="tests.false_alarms"
+    )
+    parser.add_argument("--cases", type=int, default=200_000, help="how many to run (default: 200000)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first search (default: 0)")
+    parser.add_argument(
+        "--impl", action="append", metavar="SPEC", help="as in pytest (default: rope-eager, and rope)"
+    )
+    parser.add_argument(
+        "--property", action="append", metavar="NAME", help="only this one (default: all of them)"
+    )
+    arguments = parser.parse_args()
+    names = arguments.property or list(properties())
+    unknown = set(names) - set(properties())
+    if unknown:
+        parser.error(f"no property is called {', '.join(sorted(unknown))}")
+    specs = arguments.impl or ["rope-eager", "rope"]
+
+    started = shown = time.monotonic()
+    silent: set[tuple[str, str]] = set()
+    cases, highest, failures = 0, arguments.seed, []
+    pairs = {(spec, name) for spec in specs for name in names}
+    for outcome in outcomes(searches(specs, names, arguments.seed), arguments.jobs, silent):
+        search = outcome.search
+        cases, highest = cases + outcome.cases, max(highest, search.seed)
+        if outcome.says_nothing:
+            silent.add((search.implementation, search.property))
+        if outcome.failure:
+            failures.append(search)
+            print(f"FAILURE of {search}: {outcome.failure}", flush=True)
+        now = time.monotonic()
+        if now - shown > _PROGRESS_SECONDS:
+            shown = now
+            print(f"{cases} cases, {cases / (now - started):.0f} per second", flush=True)
+        if cases >= arguments.cases or now - started > 60 * arguments.minutes or silent >= pairs:
+            break
+    seconds = time.monotonic() - started
+    print(
+        f"{cases} cases of {', '.join(specs)} on {default_device()} in {seconds:.0f} s "
+        f"({cases / seconds:.0f} per second, {arguments.jobs} processes), "
+        f"seeds {arguments.seed} to {highest}: {len(failures)} failures"
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The search for false alarms: it counts, repeats itself, and finds what is wrong."""
+
+import itertools
+
+import pytest
+
+from tests import false_alarms
+from tests.false_alarms import Search, run, searches
+from tests.mutants import MUTANTS
+
+
+def test_a_correct_implementation_gives_no_alarm() -> None:
+    outcome = run(Search("rope-eager", "test_matches_the_oracle", 1))
+    assert (outcome.cases, outcome.failure, outcome.says_nothing) == (100, None, False)
+
+
+def test_a_property_that_does_not_apply_says_nothing() -> None:
+    assert run(Search("rope-eager", "test_tiles_agree", 1)).says_nothing
+
+
+def test_a_seed_tries_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = next(m for m in MUTANTS if m.name == "sin_sign_flipped")
+    monkeypatch.setattr(false_alarms, "_implementation", lambda spec: mutant.fresh())
+    first, second, other = (run(Search("mutant", "test_matches_the_oracle", n)) for n in (3, 3, 4))
+    assert first == second
+    assert first.failure is not None
+    assert "RopeCase(" in first.failure
+    assert first.failure != other.failure
+
+
+def test_every_search_has_a_seed_of_its_own() -> None:
+    listed = list(itertools.islice(searches(["a", "b"], ["p", "q"], 7), 5))
+    assert [s.seed for s in listed] == [7, 8, 9, 10, 11]
+    assert (listed[4].implementation, listed[4].property) == ("a", "p")
+
+
+def test_no_property_is_left_out() -> None:
+    assert {"test_served_requests_come_out_as_alone", "test_gradient_is_adjoint"} <= set(
+        false_alarms.properties()
+    )
