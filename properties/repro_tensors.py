@@ -99,7 +99,9 @@ class TensorWriter:
         self._place("positions", given, base=[1, case.tokens] if case.positions == "expanded" else None)
         axes = case.axes_of_pairs()
         if axes is not None:
-            self.lines.append(f"axes_in = torch.tensor({axes}, dtype=torch.int64)  # that each pair reads")
+            self.lines.append(
+                f"axes_in = torch.tensor({axes}, dtype=torch.{case.positions_dtype})  # that each pair reads"
+            )
             self._poke("axes", "axes_in", len(axes))
             self._place("axes", "axes_in")
 

@@ -217,13 +217,13 @@ class Arena:
         axes = self.case.axes_of_pairs()
         if axes is None:
             return None
-        values = torch.tensor(axes, dtype=torch.int64)
+        values = torch.tensor(axes, dtype=getattr(torch, self.case.positions_dtype))
         self._poke("axes", values)
         step = self.case.positions_step
         buffer = marked(2 * RED_ZONE + len(axes) * step, values.dtype, RED[values.dtype])
         buffer.as_strided(values.shape, [step], RED_ZONE).copy_(values)
         self._guard(buffer, {"axes": (tuple(values.shape), [step], RED_ZONE)})
-        return values
+        return values.long()
 
     def _poke(self, name: str, flat: torch.Tensor) -> None:
         for tensor, index, value in self.case.pokes:

@@ -90,7 +90,7 @@ class RopeCase(_ShortRepr):
         inplace, inverse: as in apply_rope.
         positions: "given" per token; "implied" passes None; "shared" passes (tokens,) for rank 4;
             "expanded" passes (batch, tokens) with batch stride 0.
-        positions_dtype: "int64" or "int32".
+        positions_dtype: "int64" or "int32", of the axes tensor too.
         positions_step: stride of the positions' last axis, and of the axes tensor.
         axes: "none", positions have one axis; "chunked", three axes in sections of Qwen2-VL's proportions;
             "interleaved", three as in Qwen3-VL; "mixed", two to four in an order that the seed decides.
