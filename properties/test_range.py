@@ -17,6 +17,8 @@ from strategies import Arena, RopeCase
 from strategies.arena import looked_up
 from strategies.case import AXES_KINDS
 
+_FAR = {"int32": (1 << 31) - 1, "int64": 1 << 40}
+
 
 @rope_property(positions=("given", "shared", "expanded"), tables=("indexed",))
 def test_a_position_outside_the_table_is_refused(implementation: Implementation, case: RopeCase) -> None:
@@ -29,7 +31,7 @@ def test_a_position_outside_the_table_is_refused(implementation: Implementation,
     rows = case.max_position
     if not case.batch * case.tokens:
         return
-    far = (1 << 31) - 1 if case.positions_dtype == "int32" else 1 << 40
+    far = _FAR[case.positions_dtype]
     outside = (-1, rows, rows + 1, -rows, -far, far)[case.seed % 6]
     where = case.seed // 6
     case = replace(settled(case), pokes=(("positions", where, str(outside)),))
@@ -47,7 +49,8 @@ def test_an_axis_that_positions_lack_is_refused(implementation: Implementation, 
     if not case.batch * case.tokens:
         return
     count = case.position_axes
-    outside = (-1, count, count + 1, -count, 1 << 40, -(1 << 40))[case.seed % 6]
+    far = _FAR[case.positions_dtype]
+    outside = (-1, count, count + 1, -count, -far, far)[case.seed % 6]
     case = replace(settled(case), pokes=(("axes", case.seed // 6, str(outside)),))
     _check_refused_or_nan(implementation, case, f"axis {outside} of {count}")
 
