@@ -13,7 +13,7 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -208,6 +208,9 @@ def measure(mutant: Mutant) -> Row:
         if smallest is None:
             shrunk = search(prop, mutant.fresh(), shrink=True)
             smallest = shrunk.case if shrunk else kill.case
+    rare = None if kills else first_killer(mutant)
+    if rare is not None:
+        kills[rare[0].name], smallest = rare[1], rare[1].case
     return Row(mutant.kind, mutant.name, mutant.report, kills, smallest)
 
 
@@ -236,10 +239,10 @@ def _measured(name: str) -> Row:
     return measure_table(next(mutant for mutant in tables.MUTANTS if mutant.name == name))
 
 
-def in_processes(work: Callable[[str], Any], names: list[str], jobs: int) -> Iterator[Any]:
-    """The results of this work for every name, in order, from so many processes."""
+def in_processes(work: Callable[[Any], Any], items: Iterable[Any], jobs: int) -> Iterator[Any]:
+    """The results of this work for every item, in order, from so many processes."""
     with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:
-        yield from pool.map(work, names)
+        yield from pool.map(work, items)
 
 
 def main() -> None:

@@ -2,9 +2,8 @@
 
     python -m tests.public_grids [--jobs N] [NAME ...]
 
-prints which mutants each grid lets through, beside the properties of this project, and writes
-docs/comparison.md when no mutant is named. Facts only: the grids are what those files say, the code is not
-theirs. docs/comparison.md says what was reduced.
+prints which mutants each grid lets through, and writes docs/comparison.md when no mutant is named. Facts
+only: the grids are what those files say, the code is not theirs. docs/comparison.md says what was reduced.
 """
 
 import argparse
@@ -20,11 +19,12 @@ from typing import Any
 
 import torch
 
+from properties.implementations import Implementation
 from properties.judge import call_options
 from strategies import Arena, RopeCase, Strides
+from strategies.values import bits
 from tests import kill_matrix
-from tests.mutants import MUTANTS, Mutant
-from tests.mutants.registry import correct
+from tests.mutants import MUTANTS
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "comparison.md"
 # Points of one test function that run; of more, this many are drawn evenly.
@@ -220,43 +220,49 @@ def points(grid: str) -> list[Point]:
     ]
 
 
-def passes(point: Point, mutant: Mutant | None) -> bool:
-    """Whether the public test would pass at this point; of a correct implementation without a mutant."""
-    implementation = mutant.fresh() if mutant else correct()
-    case = point.case
-    values = {}
-    if point.positions:
-        generator = torch.Generator().manual_seed(0)
-        shape = (case.batch, case.tokens)
-        values["positions"] = torch.randint(0, point.positions + 1, shape, generator=generator)
-        case = replace(case, table_slack=point.positions + 1 - case.tokens)
-    arena = Arena(case, **values)
-    inputs = {name: x for name, x in (("q", arena.q), ("k", arena.k)) if x is not None}
-    gradients = point.gradients and implementation.domain.gradients
-    for x in inputs.values():
-        x.requires_grad_(gradients and not case.inplace)
-    try:
-        returned = implementation.call(
-            arena.q, arena.k, arena.cos, arena.sin, arena.positions, **call_options(case, arena)
-        )
-    except Exception:
-        return False
-    outputs = dict(zip(inputs, returned if isinstance(returned, tuple) else (returned,), strict=True))
-    for name, out in outputs.items():
-        if not point.close(arena.bnhd(out.detach()), _rotated(arena, arena.inputs[name], case.inverse)):
+class Trial:
+    """The tensors of one point, on which one implementation after another is tried."""
+
+    def __init__(self, point: Point) -> None:
+        case, values = point.case, {}
+        if point.positions:
+            generator = torch.Generator().manual_seed(0)
+            shape = (case.batch, case.tokens)
+            values["positions"] = torch.randint(0, point.positions + 1, shape, generator=generator)
+            case = replace(case, table_slack=point.positions + 1 - case.tokens)
+        self.point, self.arena = point, Arena(case, **values)
+        arena = self.arena
+        self.inputs = {name: x for name, x in (("q", arena.q), ("k", arena.k)) if x is not None}
+        self.expected = {n: _rotated(arena, arena.inputs[n], inverse=case.inverse) for n in self.inputs}
+
+    def passes(self, implementation: Implementation) -> bool:
+        """Whether the public test would pass here."""
+        arena, point, inputs = self.arena, self.point, self.inputs
+        inplace = point.case.inplace
+        for guarded in arena.buffers:
+            bits(guarded.buffer).copy_(guarded.pristine)
+        gradients = point.gradients and implementation.domain.gradients and not inplace
+        tensors = {name: x.detach().requires_grad_(gradients) for name, x in inputs.items()}
+        try:
+            returned = implementation.call(
+                tensors["q"], tensors.get("k"), arena.cos, arena.sin, arena.positions,
+                **call_options(arena.case, arena),
+            )  # fmt: skip
+        except Exception:
             return False
-        if case.inplace and not torch.equal(out, inputs[name]):
-            return False
-        if (
-            point.unchanged
-            and not case.inplace
-            and not torch.equal(arena.bnhd(inputs[name]), arena.inputs[name])
-        ):
-            return False
-    return not (gradients and not case.inplace) or _gradients_close(point, arena, inputs, outputs)
+        outputs = dict(zip(inputs, returned if isinstance(returned, tuple) else (returned,), strict=True))
+        for name, out in outputs.items():
+            if not point.close(arena.bnhd(out.detach()), self.expected[name]):
+                return False
+            if inplace and not torch.equal(out, inputs[name]):
+                return False
+            kept = torch.equal(arena.bnhd(inputs[name]), arena.inputs[name])
+            if point.unchanged and not inplace and not kept:
+                return False
+        return not gradients or _gradients_close(point, arena, tensors, outputs)
 
 
-def _rotated(arena: Arena, x: torch.Tensor, inverse: bool) -> torch.Tensor:
+def _rotated(arena: Arena, x: torch.Tensor, *, inverse: bool) -> torch.Tensor:
     """The rotation in float32, or float64, rounded once; (batch, token, head, dim)."""
     case = arena.case
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -282,31 +288,33 @@ def _gradients_close(
         return False
     return all(
         x.grad is not None
-        and point.close(arena.bnhd(x.grad), _rotated(arena, arena.bnhd(g), not arena.case.inverse))
+        and point.close(arena.bnhd(x.grad), _rotated(arena, arena.bnhd(g), inverse=not arena.case.inverse))
         for x, g in zip(inputs.values(), cotangents, strict=True)
     )
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one mutant: by grid "caught", "let through" or "outside"; the property that kills it."""
+    """What became of one mutant: by grid "caught", "let through" or "outside" when no call is supported."""
 
     kind: str
     name: str
     grids: dict[str, str]
-    property: str | None
 
 
-def measure(name: str) -> Row:
-    """Run every grid, and the properties until one kills, on the mutant of this name."""
-    mutant = next(m for m in MUTANTS if m.name == name)
-    grids = {}
+def measure(names: tuple[str, ...]) -> list[Row]:
+    """Run every grid on the mutants of these names, each kept for a whole grid as in one process."""
+    mutants = [m for m in MUTANTS if m.name in names]
+    rows = [Row(m.kind, m.name, dict.fromkeys(GRIDS, "outside")) for m in mutants]
     for grid in GRIDS:
-        inside = [p for p in points(grid) if mutant.domain.why_outside(p.case) is None]
-        caught = any(not passes(point, mutant) for point in inside)
-        grids[grid] = "caught" if caught else "let through" if inside else "outside"
-    killed = kill_matrix.first_killer(mutant)
-    return Row(mutant.kind, name, grids, killed[0].name if killed else None)
+        implementations = [m.fresh() for m in mutants]
+        for point in points(grid):
+            trial = Trial(point)
+            for row, implementation in zip(rows, implementations, strict=True):
+                if row.grids[grid] == "caught" or implementation.domain.why_outside(point.case) is not None:
+                    continue
+                row.grids[grid] = "let through" if trial.passes(implementation) else "caught"
+    return rows
 
 
 def document(rows: list[Row], seconds: float) -> str:
@@ -325,11 +333,10 @@ def document(rows: list[Row], seconds: float) -> str:
         lines.append(f"| {grid} ({len(points(grid))} calls) | {len(through)} of {len(rows)} | {outside} |")
     together = sum("caught" not in row.grids.values() for row in rows)
     lines.append(f"| all four together | {together} of {len(rows)} | |")
-    alive = sum(row.property is None for row in rows)
     lines += [
-        f"| properties of this project | {alive} of {len(rows)} | |",
         "",
-        f"Measured by `python -m tests.public_grids` in {seconds:.0f} s.",
+        f"Measured by `make comparison` in {seconds:.0f} s. What the properties of this project let through",
+        "is in `docs/kill-matrix.md`, which `make kill-matrix` writes.",
         "",
         "## By kind of fault",
         "",
@@ -344,11 +351,11 @@ def document(rows: list[Row], seconds: float) -> str:
         "",
         "## By mutant",
         "",
-        f"| kind | mutant | {' | '.join(GRIDS)} | killed by |",
-        "|---|---|" + "---|" * len(GRIDS) + "---|",
+        f"| kind | mutant | {' | '.join(GRIDS)} |",
+        "|---|---|" + "---|" * len(GRIDS),
     ]
     for row in rows:
-        lines.append(f"| {row.kind} | {row.name} | {' | '.join(row.grids.values())} | {row.property} |")
+        lines.append(f"| {row.kind} | {row.name} | {' | '.join(row.grids.values())} |")
     return "\n".join(lines) + "\n"
 
 
@@ -383,10 +390,13 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.names or [mutant.name for mutant in MUTANTS]
     started = time.perf_counter()
-    rows = []
-    for row in kill_matrix.in_processes(measure, names, arguments.jobs):
-        rows.append(row)
-        print(f"{row.kind:9} {row.name:48} {row.grids} {row.property or 'SURVIVES'}", flush=True)
+    shares = [tuple(names[i :: arguments.jobs]) for i in range(arguments.jobs)]
+    measured = {
+        row.name: row for share in kill_matrix.in_processes(measure, shares, arguments.jobs) for row in share
+    }
+    rows = [measured[name] for name in names]
+    for row in rows:
+        print(f"{row.kind:9} {row.name:48} {', '.join(f'{g}: {v}' for g, v in row.grids.items())}")
     if not arguments.names:
         text = document(rows, time.perf_counter() - started)
         DOCUMENT.write_text(text)

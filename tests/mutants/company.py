@@ -127,8 +127,9 @@ def strided_positions_fused(
 def padded_rows_fused(
     call: Call, lo: torch.Tensor, hi: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Pair:
-    """Trigger: rows of q that are wider than head_dim or have gaps, compared with dense ones."""
-    padded = any(stride % max(call.head_dim, 1) for stride in call.q.stride()[:-1])
+    """Trigger: gaps between the rows of q, as in a packed or padded tensor, compared with a dense one."""
+    _, token, head, dim = base.strides(call, call.q)
+    padded = token > call.batch * call.heads(call.q) * head or head % max(call.head_dim, 1) or dim > 1
     return _fused(lo, hi, cos, sin) if padded else base.turn(call, lo, hi, cos, sin)
 
 
