@@ -39,17 +39,23 @@ def main() -> None:
     peers = [p for p in PEERS if p.missing() is None]
     shapes = [s for s in SHAPES if s.name in arguments.shapes]
     not_run = {p.name: p.missing() for p in PEERS if p.missing()} | _operators()
-    result = {
-        "machine": _machine(),
-        "not_run": not_run,
-        "one_element_us": graph_us([torch.zeros(1, device="cuda").neg_] * 100),
-        "graph": list(_printed(_graph_rows(shapes, arguments.tokens, peers))),
-        "host": list(_printed(_host_rows(shapes[:1], peers))),
-        "backward": list(_printed(_backward_rows(shapes, peers))),
+    result: dict[str, Any] = {"machine": _machine(), "not_run": not_run}
+    result["one_element_us"] = graph_us([torch.zeros(1, device="cuda").neg_] * 100)
+    sections = {
+        "host": _host_rows(shapes[:1], peers),
+        "backward": _backward_rows(shapes, peers),
+        "graph": _graph_rows(shapes, arguments.tokens, peers),
     }
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(result, file, indent=1)
+    try:
+        for name, rows in sections.items():
+            result[name] = []
+            for row in _printed(rows):
+                result[name].append(row)
+    finally:
+        # A run that is stopped keeps what it measured.
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump(result, file, indent=1)
     for name, reason in not_run.items():
         print(f"not run: {name}: {reason}")
 

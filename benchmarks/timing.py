@@ -70,6 +70,7 @@ def host_us(call: Callable[[], object], calls: int = 200) -> float:
     return statistics.median(times)
 
 
+@functools.cache
 def bytes_per_us(nbytes: int) -> float:
     """The rate to beat for a problem of this many bytes moved: the faster of a copy and an in-place pass."""
     n = max(nbytes // 4, 1)  # two bytes an element, each read once and written once
