@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
+import torch
 
 from properties.failures import Crash, Mismatch
 from properties.implementations import Implementation
@@ -87,6 +88,30 @@ def test_nothing_outside_the_table_is_used(implementation: Implementation, case:
         table = getattr(arena, name)[1 : 1 + rows]
         setattr(arena, name, table)
         arena.inputs[name] = looked_up(table.cpu(), positions, axes)
+    _check_nan_below_the_check(implementation, case, arena)
+
+
+@rope_property(positions=("given", "shared"), tables=("indexed",), axes=AXES_KINDS[1:])
+def test_no_axis_that_positions_lack_is_used(implementation: Implementation, case: RopeCase) -> None:
+    """Below the check of arguments, a pair on an axis before or behind those of the positions becomes NaN.
+
+    The positions are a slice of those of more axes, so that one read from outside looks like any other.
+    """
+    if not implementation.domain.refuses:
+        pytest.skip(f"no claim: {implementation.name} does not promise what happens on other axes")
+    outside = -1 if case.seed % 2 else case.position_axes
+    case = replace(settled(case), pokes=(("axes", case.seed // 2, str(outside)),))
+    if not case.batch * case.tokens:
+        return
+    arena = Arena(case, implementation.device)
+    assert arena.positions is not None
+    first, last = arena.positions[:1], arena.positions[-1:]
+    arena.positions = torch.cat((first, arena.positions, last))[1:-1]
+    _check_nan_below_the_check(implementation, case, arena)
+
+
+def _check_nan_below_the_check(implementation: Implementation, case: RopeCase, arena: Arena) -> None:
+    """Mismatch unless a pair is NaN where its cos is, and right elsewhere, with the arguments unchecked."""
     outside = arena.inputs["cos"].isnan()[:, :, None]
     with mock.patch.object(api, "check_position_range"):
         try:
@@ -98,5 +123,5 @@ def test_nothing_outside_the_table_is_used(implementation: Implementation, case:
     check_values(run)
     for name, out in run.outputs.items():
         if any((outside & ~out[..., dims].isnan()).any() for dims in pair_dims(case)):
-            raise Mismatch(f"{name}_out is not NaN at a position outside the table", tensor=name)
+            raise Mismatch(f"{name}_out is not NaN at a position outside", tensor=name)
     check_tail(run)
