@@ -252,7 +252,9 @@ class Trial:
             return False
         outputs = dict(zip(inputs, returned if isinstance(returned, tuple) else (returned,), strict=True))
         for name, out in outputs.items():
-            if not point.close(arena.bnhd(out.detach()), self.expected[name]):
+            if out.dtype != inputs[name].dtype or not point.close(
+                arena.bnhd(out.detach()), self.expected[name]
+            ):
                 return False
             if inplace and not torch.equal(out, inputs[name]):
                 return False
