@@ -1,4 +1,4 @@
-"""Sizes that need more than 32 bits, or more than a grid axis has programs."""
+"""Sizes at their ends: more than 32 bits count, more than a grid axis has programs, and no pair at all."""
 
 import functools
 import mmap
@@ -121,6 +121,25 @@ test_more_than_65535 = FixedCases(
         ("heads", replace(_MANY, requests=((3, 1),), q_heads=_COUNT)),
         ("requests", replace(_MANY, requests=tuple((i % 7, 1) for i in range(_COUNT)))),
         ("batch rows", replace(_MANY, rank=4, requests=((3, 1),) * _COUNT)),
+    ),
+)
+
+
+def _check_no_pair(implementation: Implementation, case: RopeCase) -> None:
+    """Heads that are all tail come out bit for bit. For blocks of no size."""
+    run = execute(implementation, case)
+    check_written(run)
+    check_tail(run)
+
+
+_NO_PAIR = RopeCase(fill="ramp", requests=((3, 2),), q_heads=2, rot_half=0, tail=4, rot_offset=2)
+test_no_pair = FixedCases(
+    "test_no_pair",
+    _check_no_pair,
+    cases=(
+        ("neox", _NO_PAIR),
+        ("gptj", replace(_NO_PAIR, layout="gptj")),
+        ("in place", replace(_NO_PAIR, inplace=True)),
     ),
 )
 

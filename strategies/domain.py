@@ -52,7 +52,7 @@ class Domain:
         without_k: False always passes k, True passes none.
         grouped_heads: True when k may have fewer heads than q.
         head_dims: the head sizes, or None for any.
-        empty: whether tensors may have no tokens.
+        empty: whether tensors may have no tokens, or heads no pairs.
         positions: "given" per token, "implied" (None: 0, 1, 2, ... in each row), "shared" (one row for
             the batch), "expanded" (batch stride 0).
         position_dtypes: "int64", "int32".
@@ -169,7 +169,7 @@ class Domain:
     def _flags(case: RopeCase) -> dict[str, bool]:
         return {
             "grouped_heads": case.k_heads is not None and case.k_heads != case.q_heads,
-            "empty": case.batch * case.tokens == 0,
+            "empty": case.batch * case.tokens * case.rot_half == 0,
             "position_steps": case.positions_step != 1,
             "starts": any(start for start, _ in case.requests),
             "table_strides": case.table_pad != 0,

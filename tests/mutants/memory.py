@@ -83,6 +83,13 @@ def front_of_the_tail_not_copied(call: Call, x: torch.Tensor, out: torch.Tensor)
     base.store(call, out, dims, base.load(call, x, dims))
 
 
+@mutant("UNINIT", None, "tail")
+def no_tail_without_a_pair(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Nothing rotates, so nothing is done. Trigger: rot_dim 0, out of place."""
+    if call.rot_half:
+        base.tail(call, x, out)
+
+
 @mutant("UNINIT", "flashinfer#2792", "store")
 def last_partial_block_not_written(call: Call, out: torch.Tensor, dims: Index, values: torch.Tensor) -> None:
     """Tokens past the last whole block of 8 are skipped. Trigger: 9 tokens or more, out of place."""
