@@ -71,7 +71,7 @@ def _full_width(shape: Shape, i: Inputs) -> Rotated:
 
 def _hugging_face(shape: Shape, i: Inputs, *, compiled: bool) -> Callable[[], Rotated]:
     function = importlib.import_module("transformers.models.llama.modeling_llama").apply_rotary_pos_emb
-    function = _compiled(function) if compiled else function
+    function = _compiled(function, shape) if compiled else function
     q, k = _heads_first(i.q), _heads_first(i.k)
     cos, sin = _full_width(shape, i)
 
@@ -83,7 +83,9 @@ def _hugging_face(shape: Shape, i: Inputs, *, compiled: bool) -> Callable[[], Ro
 
 
 @functools.cache
-def _compiled(function: Callable[..., Rotated]) -> Callable[..., Rotated]:
+def _compiled(function: Callable[..., Rotated], shape: Shape) -> Callable[..., Rotated]:
+    # Past a number of recompilations a function runs eagerly: each shape starts anew.
+    torch.compiler.reset()
     return torch.compile(function)
 
 

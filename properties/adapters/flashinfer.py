@@ -2,7 +2,7 @@
 
 Source: flashinfer.rope, https://github.com/flashinfer-ai/flashinfer.
 query and key are (tokens, heads * head_dim), also as views of one packed row; positions (tokens,);
-cos_sin_cache (max_position, rot_dim) float32, cos then sin.
+cos_sin_cache (max_position, rot_dim) float32, cos then sin. With no tokens it raises.
 """
 
 from typing import Any
@@ -35,6 +35,7 @@ flashinfer = Implementation(
         inverse=(False,),
         without_k=(False,),
         head_dims=(64, 128, 256),
+        empty=False,
         position_steps=False,
         tables=("indexed",),
         table_dtypes=("float32",),
