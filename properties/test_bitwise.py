@@ -3,12 +3,22 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from properties.bitwise import check_agreement, check_k_alone, check_rounded_once, dense, k_as_q, without_k
+from properties.bitwise import (
+    check_agreement,
+    check_k_alone,
+    check_rounded_once,
+    check_same_bits,
+    dense,
+    k_as_q,
+    without_k,
+)
 from properties.implementations import Implementation
-from properties.judge import execute
+from properties.judge import execute, execute_on
+from properties.laws import settled
 from properties.property import rope_property
-from strategies import RopeCase
+from strategies import Arena, RopeCase
 
 
 @rope_property(dtypes=("bfloat16", "float16"), table_dtypes=("input",))
@@ -29,6 +39,48 @@ def test_repeated_runs_agree(implementation: Implementation, case: RopeCase) -> 
 def test_strided_equals_dense(implementation: Implementation, case: RopeCase) -> None:
     """The strides of q, k and the tables, and their place in a packed buffer, do not change a bit."""
     _compare(implementation, case, dense(case))
+
+
+@rope_property(cost=4)
+def test_dims_outside_heads_equal_dense(implementation: Implementation, case: RopeCase) -> None:
+    """The heads of a dim side by side in memory, as a transposition leaves them, do not change a bit.
+
+    For a stride of 1 that is looked for in the wrong axis.
+    """
+    domain, case = implementation.domain, dense(settled(case))
+    if not {"dim_step", "order"} <= {*domain.q_strides} & {*domain.k_strides}:
+        pytest.skip(f"no claim: {implementation.name} does not take any strides")
+    arena = Arena(case, implementation.device)
+    arena.q = _transposed(arena.q, case.head_axis)
+    arena.k = None if arena.k is None else _transposed(arena.k, case.head_axis)
+    run = execute(implementation, case)
+    check_same_bits(run, execute_on(implementation, case, arena), "with heads side by side in memory")
+
+
+@rope_property(cost=4)
+def test_tables_in_other_memory_agree(implementation: Implementation, case: RopeCase) -> None:
+    """The rows of a pair side by side in memory, or one element for all, do not change a bit.
+
+    For tables whose rows are taken to lie one after the other.
+    """
+    if not (implementation.domain.table_strides and implementation.domain.table_steps):
+        pytest.skip(f"no claim: {implementation.name} does not take tables of any strides")
+    plain, by_pair, one, same = (Arena(case, implementation.device) for _ in range(4))
+    for name in ("cos", "sin"):
+        table = getattr(plain, name)
+        setattr(by_pair, name, _transposed(table, -2))
+        element = getattr(one, name)[..., :1, :1]
+        setattr(one, name, element.expand(table.shape) if table.numel() else table)
+        setattr(same, name, getattr(one, name).contiguous())
+    run = execute_on(implementation, case, plain)
+    check_same_bits(run, execute_on(implementation, case, by_pair), "with tables stored pair by pair")
+    run = execute_on(implementation, case, one)
+    check_same_bits(run, execute_on(implementation, case, same), "with that element in every place")
+
+
+def _transposed(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """A copy of x in which the last axis and this one have changed places in memory."""
+    return x.transpose(axis, -1).contiguous().transpose(axis, -1)
 
 
 @rope_property(cost=4, inplace=(True,))

@@ -144,6 +144,22 @@ test_no_pair = FixedCases(
 )
 
 
+def _check_more_of_k(implementation: Implementation, case: RopeCase) -> None:
+    """k may have more heads than q where nothing says otherwise. For launches sized by q."""
+    if not implementation.domain.refuses:
+        pytest.skip(f"no claim: {implementation.name} may ask for fewer heads of k")
+    run = execute(implementation, case)
+    check_written(run)
+    check_values(run)
+
+
+test_more_heads_of_k = FixedCases(
+    "test_more_heads_of_k",
+    _check_more_of_k,
+    cases=(("tile of 4", RopeCase(fill="ramp", requests=((3, 2),), q_heads=2, k_heads=9, tile=(1, 4))),),
+)
+
+
 def _few_of_each(case: RopeCase) -> RopeCase:
     """The case with three rows along every axis at most, and a table of few rows whose last one is used.
 
