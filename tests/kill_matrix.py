@@ -156,10 +156,12 @@ def _shrunk(prop: Property, implementation: Implementation, domain: Domain, case
 def _search(
     prop: Property, domain: Domain, cases: int, test: Callable[[RopeCase], None], *phases: Phase
 ) -> None:
+    strategy = prop.draw(domain)
     if isinstance(prop, FixedCases):
-        strategy = st.sampled_from([case for _, case in prop.cases if not domain.why_outside(case)])
-    else:
-        strategy = prop.draw(domain)
+        inside = [case for _, case in prop.cases if not domain.why_outside(case)]
+        if not inside:
+            return
+        strategy = st.sampled_from(inside)
     profile = settings(
         max_examples=cases,
         database=None,

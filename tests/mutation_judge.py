@@ -95,7 +95,7 @@ def _import(*names: str) -> None:
 def _judge_file(path: Path, waiting: deque[Task], jobs: int, verdicts: Any) -> None:
     """Judge mutants of one file, every one in a process of its own."""
     if not _harness_imports(path):
-        _warm_up()
+        _warm_up(waiting[0].specs)
     running: list[_Worker] = []
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -108,13 +108,22 @@ def _judge_file(path: Path, waiting: deque[Task], jobs: int, verdicts: Any) -> N
                 verdicts.send(verdict)
 
 
-def _warm_up() -> None:
-    """Import the properties and try one, so that workers start with what the first case makes."""
-    _import(*_HARNESS)
-    from tests.kill_matrix import properties, search
-    from tests.mutants import correct
+def _warm_up(specs: tuple[str, ...]) -> None:
+    """Try every property on something correct, so that workers start with all that needs no mutant.
 
-    search(properties()["reference"][0], correct(), cases=ROUNDS[0])
+    Cases are drawn once for a domain; here for those of the bundled implementations.
+    """
+    _import(*_HARNESS)
+    from properties.implementations import bundled
+    from tests.kill_matrix import properties, search
+    from tests.mutants.base import Base
+
+    base = Base()
+    for implementation in bundled("cpu"):
+        if implementation.name in specs:
+            correct = replace(implementation, call=lambda *args, tile=None, **options: base(*args, **options))
+            for prop in itertools.chain(*properties().values()):
+                search(prop, correct, cases=max(1, ROUNDS[0] // prop.cost))
 
 
 def _harness_imports(path: Path) -> bool:

@@ -96,6 +96,20 @@ def test_table_gradient_without_gradients_of_q_and_k(device: str) -> None:
     assert cos.grad[1:5].count_nonzero() == 0
 
 
+def test_table_gradient_of_16_bit_inputs(device: str) -> None:
+    """Products of 16-bit numbers are not rounded to 16 bits."""
+    cos, sin = (t.float().requires_grad_() for t in table(device))
+    q, index = leaf(3, 1, 4, device=device, dtype=torch.bfloat16), positions(device)
+    out = apply_rope(q, None, cos, sin, index)
+    grad = torch.randn_like(out)
+    of_cos, of_sin = torch.autograd.grad(out, (cos, sin), grad)
+    (lo, hi), (lo_grad, hi_grad) = (x.detach().double()[:, 0].split(2, -1) for x in (q, grad))
+    nothing = torch.zeros_like(cos, dtype=torch.float64)
+    close = {"rtol": 0, "atol": 2.0**-18, "check_dtype": False}
+    torch.testing.assert_close(of_cos, nothing.index_add(0, index, lo_grad * lo + hi_grad * hi), **close)
+    torch.testing.assert_close(of_sin, nothing.index_add(0, index, hi_grad * lo - lo_grad * hi), **close)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gradient_is_the_inverse_rotation_bit_for_bit(device: str, dtype: torch.dtype) -> None:
     cos, sin = (t.float() for t in table(device))
