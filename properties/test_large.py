@@ -140,6 +140,7 @@ test_no_pair = FixedCases(
         ("neox", _NO_PAIR),
         ("gptj", replace(_NO_PAIR, layout="gptj")),
         ("in place", replace(_NO_PAIR, inplace=True)),
+        ("axes", replace(_NO_PAIR, axes="mixed")),
     ),
 )
 

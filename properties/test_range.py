@@ -77,7 +77,8 @@ def test_nothing_outside_the_table_is_used(implementation: Implementation, case:
     if not implementation.domain.refuses:
         pytest.skip(f"no claim: {implementation.name} does not promise what happens outside the table")
     case = replace(settled(case), table_slack=case.table_slack + 2)
-    rows = case.max_position - 2
+    # Of a table without rows nothing is inside.
+    rows = case.max_position - 2 if case.seed % 5 else 0
     if not case.tokens or implementation.domain.why_outside(case):
         return
     positions = Arena(case).inputs["positions"].clone()

@@ -93,7 +93,7 @@ class RopeCase(_ShortRepr):
         positions_dtype: "int64" or "int32", of the axes tensor too.
         positions_step: stride of the positions' last axis, and of the axes tensor.
         axes: "none", positions have one axis; "chunked", three axes in sections of Qwen2-VL's proportions;
-            "interleaved", three as in Qwen3-VL; "mixed", two to four in an order that the seed decides.
+            "interleaved", three as in Qwen3-VL; "mixed", one to four in an order that the seed decides.
             On axis a a token at position p has position p // (a + 1).
         table: "indexed" by position, or "gathered" per token beforehand.
         table_dtype: "float32" or, of q, "input".
@@ -231,8 +231,8 @@ class RopeCase(_ShortRepr):
 
     @property
     def position_axes(self) -> int:
-        """How many axes the positions have, where they have several."""
-        return 2 + self.seed % 3 if self.axes == "mixed" else 3
+        """How many axes the positions have, where they have axes."""
+        return 1 + self.seed % 4 if self.axes == "mixed" else 3
 
     def to_json(self) -> str:
         """The case as a JSON object of the fields that differ from the simplest case."""

@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -119,11 +120,15 @@ def _warm_up(specs: tuple[str, ...]) -> None:
     from tests.mutants.base import Base
 
     base = Base()
-    for implementation in bundled("cpu"):
-        if implementation.name in specs:
-            correct = replace(implementation, call=lambda *args, tile=None, **options: base(*args, **options))
-            for prop in itertools.chain(*properties().values()):
-                search(prop, correct, cases=max(1, ROUNDS[0] // prop.cost))
+    correct = [
+        replace(implementation, call=lambda *args, tile=None, **options: base(*args, **options))
+        for implementation in bundled("cpu")
+        if implementation.name in specs
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for implementation, prop in itertools.product(correct, itertools.chain(*properties().values())):
+            search(prop, implementation, cases=max(1, ROUNDS[0] // prop.cost))
 
 
 def _harness_imports(path: Path) -> bool:
