@@ -112,7 +112,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 _ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)
 # Calls whose first two arguments may change places.
-_COMMUTING = ("min", "max", "minimum", "maximum", "fma")
+_COMMUTING = ("min", "max", "minimum", "maximum", "fma", "transpose", "swapaxes")
 # Longer expressions make ids that nobody reads.
 _LONG = 60
 _CASTS = ("to", "long", "int", "float", "double", "half", "bfloat16")
