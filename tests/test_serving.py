@@ -40,7 +40,7 @@ def test_cases_reach_what_a_server_does() -> None:
     """Several steps, several requests in a step, decoding beside a prompt, a restart, two equal batches."""
     seen = dict.fromkeys(("steps", "mixed", "restarted", "same size", "another order"), 0)
 
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(max_examples=400, derandomize=True, database=None)
     @given(case=serving_cases(Domain(ranks=(3,), positions=("given",), tables=("indexed",))))
     def look(case: RopeCase) -> None:
         assert RopeCase.from_json(case.to_json()) == case
