@@ -83,7 +83,8 @@ def _position_fields(draw: st.DrawFn, domain: Domain, rank: int) -> dict[str, An
     kinds = tuple(k for k in domain.positions if rank == 4 or k in ("given", "implied"))
     if "none" not in domain.axes:
         kinds = tuple(k for k in kinds if k != "implied")
-    positions = _pick(draw, kinds)
+    # Rows with positions of their own are what batches of requests have.
+    positions = _pick(draw, kinds[:1] + kinds)
     if positions == "implied":
         return {"positions": positions, "table": _pick(draw, domain.tables)}
     return {
@@ -91,7 +92,8 @@ def _position_fields(draw: st.DrawFn, domain: Domain, rank: int) -> dict[str, An
         "table": "indexed",
         "positions_dtype": _pick(draw, domain.position_dtypes),
         "positions_step": _pick(draw, (1, 2, 3) if domain.position_steps else (1,)),
-        "axes": _pick(draw, domain.axes),
+        # Most positions have one axis.
+        "axes": _pick(draw, ("none",) * (2 * ("none" in domain.axes)) + domain.axes),
     }
 
 
@@ -142,13 +144,15 @@ def _requests(draw: st.DrawFn, domain: Domain, values: dict[str, Any]) -> tuple[
         return 0 if from_zero else draw(STARTS)
 
     # Lengths come before starts: one token at position 1 is simpler than two from position 0.
-    length = draw(_lengths(shortest, min(24 if values["rank"] == 3 else 12, max_tokens)))
-    requests = [(start(), length)]
     if values["rank"] == 4:
-        more = draw(_integers(0, min(3, max_tokens // max(length, 1) - 1)))
+        # Rows come before lengths, which would leave no room for a second one.
+        rows = draw(_integers(1, min(4, max_tokens)))
+        length = draw(_lengths(shortest, min(12, max_tokens // rows)))
         if values["positions"] in ("shared", "expanded"):
-            return tuple(requests) * (1 + more)
-        return (*requests, *((start(), length) for _ in range(more)))
+            return ((start(), length),) * rows
+        return tuple((start(), length) for _ in range(rows))
+    length = draw(_lengths(shortest, min(24, max_tokens)))
+    requests = [(start(), length)]
     for _ in range(0 if counted else draw(_integers(0, 4))):
         left = max_tokens - sum(length for _, length in requests)
         another = _length_of_another(draw, length, left)

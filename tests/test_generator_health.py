@@ -80,11 +80,17 @@ REGIONS: dict[str, tuple[Region, float]] = {
     "a position twice": (lambda case: len(set(_positions(case))) < len(_positions(case)), 0.1),
     "a later start": (lambda case: any(start for start, _ in case.requests), 0.2),
     "last table row": (lambda case: case.table_slack == 0 and case.tokens > 0, 0.2),
+    "rows with positions of their own": (
+        lambda case: (
+            case.rank == 4 and case.positions == "given" and len({s for s, n in case.requests if n}) > 1
+        ),
+        0.03,
+    ),
     "int32 positions": (lambda case: case.positions_dtype == "int32", 0.15),
     "strided positions": (lambda case: case.positions_step > 1, 0.15),
     "implied positions": (lambda case: case.positions == "implied", 0.1),
     "expanded positions": (lambda case: case.positions == "expanded", 0.04),
-    **{f"{kind} axes": (lambda case, kind=kind: case.axes == kind, 0.1) for kind in AXES_KINDS},
+    **{f"{kind} axes": (lambda case, kind=kind: case.axes == kind, 0.07) for kind in AXES_KINDS},
     "gathered table": (lambda case: case.table == "gathered", 0.08),
     "padded table": (lambda case: case.table_pad > 0, 0.2),
     "strided table": (lambda case: case.table_step > 1, 0.15),
@@ -122,6 +128,9 @@ _NEVER_TOGETHER = {
         "dense strides": [f"{kind} strides" for kind in STRIDE_KINDS if kind not in ("dense", "packed")],
         "head_dim 128, no tail": ["odd rot_half", "rot_half no power of two"],
         "16-bit table": ["float32", "float64"],
+        "rows with positions of their own": [
+            "3 axes", "implied positions", "expanded positions", "gathered table", "no tokens",
+        ],
         "no tokens": ["last table row", "a position twice", *_RAGGED],
     }.items()
     for other in others
