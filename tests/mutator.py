@@ -202,7 +202,8 @@ def shift_index(node: ast.AST, scope: Scope) -> Iterator[Change]:
         for side in ("lower", "upper"):
             end = getattr(node, side)
             if end is not None:
-                yield _put(node, _with(node, **{side: None}))
+                if _integer(end) != 0:
+                    yield _put(node, _with(node, **{side: None}))
                 if _integer(end) is None:
                     yield _put(node, _with(node, **{side: _plus(end, 1)}))
 
