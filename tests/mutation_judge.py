@@ -24,6 +24,8 @@ ROUNDS = (4, 20, 100)
 _FIRST = ("reference", "range", "trace", "memory")
 # Seconds in which an implementation must come back from one call.
 _PATIENCE = 30.0
+# Mutants for which it pays to prepare.
+_MANY = 20
 _HARNESS = ("properties.interpreter", "properties.loading", "tests.kill_matrix")
 _fork = multiprocessing.get_context("fork")
 
@@ -96,7 +98,9 @@ def _import(*names: str) -> None:
 def _judge_file(path: Path, waiting: deque[Task], jobs: int, verdicts: Any) -> None:
     """Judge mutants of one file, every one in a process of its own."""
     if not _harness_imports(path):
-        _warm_up(waiting[0].specs)
+        _import(*_HARNESS)
+        if len(waiting) > _MANY:
+            _warm_up(waiting[0].specs)
     running: list[_Worker] = []
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -114,7 +118,6 @@ def _warm_up(specs: tuple[str, ...]) -> None:
 
     Cases are drawn once for a domain; here for those of the bundled implementations.
     """
-    _import(*_HARNESS)
     from properties.implementations import bundled
     from tests.kill_matrix import properties, search
     from tests.mutants.base import Base
