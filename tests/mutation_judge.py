@@ -19,9 +19,10 @@ from types import CodeType
 from typing import Any
 
 # Cases per property: most mutants die of the first few, so every property gets those before any gets more.
-ROUNDS = (4, 20, 100)
+# The last are drawn as the suite draws, for each layout and dtype: cases of one search resemble each other.
+ROUNDS = (4, 20, 200)
 # The families that kill most, in few cases.
-_FIRST = ("reference", "range", "trace", "memory")
+_FIRST = ("reference", "range", "trace", "memory", "large")
 # Seconds in which an implementation must come back from one call.
 _PATIENCE = 30.0
 # Mutants for which it pays to prepare.
@@ -210,6 +211,7 @@ def _attempts(task: Task, beat: Callable[[], None]) -> Iterator[tuple[str, str, 
 
     from properties.interpreter import make_faithful
     from properties.loading import load
+    from strategies.case import DTYPES, LAYOUTS
     from tests.kill_matrix import properties, search
 
     torch.set_num_threads(1)
@@ -229,15 +231,23 @@ def _attempts(task: Task, beat: Callable[[], None]) -> Iterator[tuple[str, str, 
     implementations = [replace(i, call=beating(i.call)) for i in implementations]
     families = properties()
     for cases in task.rounds:
+        if cases == ROUNDS[-1]:
+            implementations = [variant for i in implementations for variant in _by_layout_and_dtype(i)]
+            cases //= len(LAYOUTS) * len(DTYPES)
         for family in dict.fromkeys((*_FIRST, *families)):
-            for prop in families[family]:
-                for implementation in implementations:
+            for prop, implementation in itertools.product(families[family], implementations):
 
-                    def attempt(prop=prop, implementation=implementation, cases=cases):  # type: ignore[no-untyped-def]
-                        kill = search(prop, implementation, cases=max(1, cases // prop.cost))
-                        return None if kill is None else kill.failure
+                def attempt(prop=prop, implementation=implementation, cases=cases):  # type: ignore[no-untyped-def]
+                    kill = search(prop, implementation, cases=max(1, cases // prop.cost))
+                    return None if kill is None else kill.failure
 
-                    yield family, prop.name, attempt
+                yield family, prop.name, attempt
+
+
+def _by_layout_and_dtype(implementation: Any) -> list[Any]:
+    domain = implementation.domain
+    pairs = itertools.product(domain.layouts, domain.dtypes)
+    return [replace(implementation, domain=replace(domain, layouts=(a,), dtypes=(b,))) for a, b in pairs]
 
 
 def _put_in_place(file: str, source: str) -> None:
