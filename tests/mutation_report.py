@@ -88,8 +88,9 @@ def document(results: list[Result]) -> str:
             "Every rule below changes the bundled sources wherever it applies: another expression, or a",
             "statement left out. Each of these mutants is judged by every property until the first failure,",
             f"with {ROUNDS[0]} cases per property, then {ROUNDS[1]}, then {ROUNDS[2]} over all layouts and",
-            "dtypes. One that survives them all and is not proven equivalent is a hole in the properties. Measured",
-            "by `make mutation-score`; [mutation testing](mutation-testing.md) does the same to a kernel of yours.",
+            "dtypes. One that survives them all and is not proven equivalent is a hole in the properties.",
+            "Measured by `make mutation-score`; [mutation testing](mutation-testing.md) does the same to a",
+            "kernel of yours.",
             "",
             _sentence(results),
             "Seconds to the kill, the start of a process included: "
