@@ -70,7 +70,7 @@ def _round(values: np.ndarray) -> np.ndarray:
 
 
 def _is_bfloat16(operand: Any) -> bool:
-    return isinstance(operand, TensorHandle) and operand.dtype.scalar == tl.bfloat16
+    return isinstance(operand, TensorHandle) and operand.dtype.scalar is tl.bfloat16
 
 
 def _on_values(operation: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:

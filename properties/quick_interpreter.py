@@ -5,6 +5,7 @@ spent on types, not on numbers. What is replaced here was more than half of it.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,11 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
-_OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+Sizes = tuple[int, ...]
+
+# An operation on two of one of these dtypes has that dtype too, unless it is a division.
+_SIGNED = (tl.int32, tl.int64)
+_PLAIN = (tl.int1, *_SIGNED, tl.float32, tl.float16, tl.bfloat16, tl.float64)
 
 
 def make_quick() -> None:
@@ -24,45 +29,145 @@ def make_quick() -> None:
     interpreter._get_np_dtype = _numpy_dtype
     interpreter.InterpreterBuilder.get_block_ty = lambda self, element, shape: _block_type(element, shape)
     tl.block_type.with_element_ty = lambda self, element: _block_type(element, self.shape)
+    interpreter._patch_builtin = _patch_builtin
+    tl.tensor.__init__ = _of_known_type
+    tl.dtype.__eq__ = _is_equal
+    tl.core._unwrap_if_constexpr = _unwrapped
     interpreter.GridExecutor.__call__ = _with_room(_launch)
 
 
 class QuickSemantic(TritonSemantic):
-    """The interpreter's semantic, with two hot operations in NumPy."""
+    """The interpreter's semantic, with short ways through its hottest steps."""
+
+    def binary_op_type_checking_impl(
+        self,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[tl.tensor, tl.tensor]:
+        """Give both operands one dtype and one shape; tensors of one dtype, and offsets, need no dtype.
+
+        Their values stay as small as they are: whatever NumPy operation follows makes them one shape.
+        """
+        if not div_or_mod:
+            if type(lhs) is tl.tensor and type(rhs) in (int, float) and not lhs.dtype.is_ptr():
+                rhs = _constant(rhs, lhs.dtype)
+            elif type(rhs) is tl.tensor and type(lhs) in (int, float) and not rhs.dtype.is_ptr():
+                lhs = _constant(lhs, rhs.dtype)
+            if type(lhs) is tl.tensor and type(rhs) is tl.tensor:
+                left, right = lhs.dtype, rhs.dtype
+                if left is not right and left in _SIGNED and right in _SIGNED:
+                    return self._one_shape(self.cast(lhs, tl.int64), self.cast(rhs, tl.int64), _typed)
+                if (left is right and left in _PLAIN) or (
+                    allow_lhs_ptr and right in _SIGNED and left.is_ptr()
+                ):
+                    return self._one_shape(lhs, rhs, _typed)
+        return super().binary_op_type_checking_impl(
+            lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        )
+
+    def cast(self, x: tl.tensor, dst_ty: tl.dtype, *options: Any, **named: Any) -> tl.tensor:
+        """Convert; the same dtype is nothing to do, another integer one instruction."""
+        source, to = x.dtype, dst_ty.scalar
+        if source is to:
+            return x
+        if source in _SIGNED and to in _SIGNED:
+            kind = _block_type(to, _sizes(x.type)) if x.type.is_block() else to
+            return tl.tensor(self.builder.create_int_cast(x.handle, kind, True), kind)
+        return super().cast(x, dst_ty, *options, **named)
+
+    def expand_dims(self, x: tl.tensor, axis: int) -> tl.tensor:
+        """Add an axis of size 1."""
+        if not x.type.is_block():
+            return super().expand_dims(x, axis)
+        sizes = list(_sizes(x.type))
+        sizes.insert(axis, 1)
+        return tl.tensor(self.builder.create_expand_dims(x.handle, axis), _block_type(x.dtype, sizes))
 
     def binary_op_sanitize_overflow_impl(
         self, lhs: tl.tensor, rhs: tl.tensor, binary_op: Callable[..., Any]
     ) -> None:
-        """Assert that an integer fits its type; the original spends ten interpreted operations on it."""
-        kind = lhs.type.scalar
-        if kind.int_bitwidth >= 64 or not self.builder.options.sanitize_overflow:
-            return
-        wide = (x.handle.data.astype(np.int64) for x in (lhs, rhs))
-        result = _OPERATIONS[binary_op.__name__](*wide)
-        if result.min() < kind.get_int_min_value() or result.max() > kind.get_int_max_value():
-            raise AssertionError(
-                f"int{kind.int_bitwidth} overflow detected for operation {binary_op.__name__}"
-            )
+        """Assert that an integer fits its type, in debug mode; in others the original asserts nothing either,
+        after ten interpreted operations."""
+        if self.builder.options.debug:
+            super().binary_op_sanitize_overflow_impl(lhs, rhs, binary_op)
 
     def broadcast_impl_value(self, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
         """Give both the same shape, without a copy; the original reports shapes that do not fit."""
-        shapes = [x.type.shape for x in (lhs, rhs) if x.type.is_block()]
-        if not shapes or (len(shapes) == 2 and shapes[0] == shapes[1]):
+        return self._one_shape(lhs, rhs, _broadcast)
+
+    def _one_shape(
+        self, lhs: tl.tensor, rhs: tl.tensor, shaped: Callable[[tl.tensor, Sizes], tl.tensor]
+    ) -> tuple[tl.tensor, tl.tensor]:
+        left, right = _sizes(lhs.type), _sizes(rhs.type)
+        if left == right:
             return lhs, rhs
-        shape = [max(sizes) for sizes in zip(*shapes, strict=False)]
-        same_rank = len(shapes[0]) == len(shapes[-1])
-        if not same_rank or any(
-            size not in (1, to) for s in shapes for size, to in zip(s, shape, strict=True)
-        ):
-            return super().broadcast_impl_value(lhs, rhs)
-        return _broadcast(lhs, shape), _broadcast(rhs, shape)
+        shape = left or right
+        if left and right:
+            shape = tuple(map(max, left, right))
+            if len(left) != len(right) or any(
+                a not in (1, n) or b not in (1, n) for a, b, n in zip(left, right, shape, strict=True)
+            ):
+                return super().broadcast_impl_value(lhs, rhs)
+        return lhs if left == shape else shaped(lhs, shape), rhs if right == shape else shaped(rhs, shape)
 
 
-def _broadcast(x: tl.tensor, shape: list[int]) -> tl.tensor:
-    if x.type.is_block() and list(x.type.shape) == shape:
-        return x
-    kind = x.type.scalar
-    return tl.tensor(TensorHandle(np.broadcast_to(x.handle.data, shape), kind), _block_type(kind, shape))
+@functools.lru_cache(maxsize=None, typed=True)
+def _constant(value: int | float, kind: tl.dtype) -> Any:
+    """A Python number as a tensor of the dtype that it is used beside, where it takes that dtype and fits."""
+    if isinstance(value, float):
+        # The sign of a zero differs between versions of Triton.
+        fits = value != 0 and kind in (tl.float32, tl.float64)
+    else:
+        fits = kind in _SIGNED and kind.get_int_min_value() <= value <= kind.get_int_max_value()
+    return tl.tensor(TensorHandle(np.array([value], _numpy_dtype(kind)), kind), kind) if fits else value
+
+
+def _typed(x: tl.tensor, shape: Sizes) -> tl.tensor:
+    """The same values under the type of the whole shape."""
+    return tl.tensor(x.handle, _block_type(x.dtype, shape))
+
+
+def _broadcast(x: tl.tensor, shape: Sizes) -> tl.tensor:
+    values = TensorHandle(np.broadcast_to(x.handle.data, shape), x.handle.dtype)
+    return tl.tensor(values, _block_type(x.dtype, shape))
+
+
+def _sizes(kind: tl.dtype) -> Sizes:
+    """The shape of a type, () of a scalar's; kept with the type, because Triton's shapes compare slowly."""
+    try:
+        return kind.sizes
+    except AttributeError:
+        kind.sizes = tuple(int(n) for n in kind.shape) if kind.is_block() else ()
+        return kind.sizes
+
+
+_dtype_eq = tl.dtype.__eq__
+_unwrap = tl.core._unwrap_if_constexpr
+
+
+def _is_equal(self: tl.dtype, other: Any) -> bool:
+    return bool(self.name == other.name if type(other) is tl.dtype else _dtype_eq(self, other))
+
+
+def _unwrapped(value: Any) -> Any:
+    return value if type(value) in (tl.tensor, int, float, bool) else _unwrap(value)
+
+
+_tensor_init = tl.tensor.__init__
+
+
+def _of_known_type(self: tl.tensor, handle: Any, kind: tl.dtype) -> None:
+    """Make a tensor; all but its handle follows from its type."""
+    try:
+        vars(self).update(kind.of_tensors)
+        self.handle = handle
+    except AttributeError:
+        _tensor_init(self, handle, kind)
+        kind.of_tensors = {name: value for name, value in vars(self).items() if name != "handle"}
 
 
 _block_types: dict[tuple[Any, ...], tl.block_type] = {}
@@ -101,6 +206,30 @@ def _with_room(call: Callable[..., Any]) -> Callable[..., Any]:
     # 80 KiB, for which CPython takes a piece of 128 KiB.
     roomy.__code__ = roomy.__code__.replace(co_stacksize=10_000)
     return roomy
+
+
+@functools.cache
+def _builtins_of(package: Any) -> list[tuple[str, Callable[..., Any]]]:
+    """The names of a module's or class's builtins, and what the interpreter puts in their places."""
+
+    def interpreted(builtin: Callable[..., Any]) -> Callable[..., Any]:
+        # What the decorator adds is a check that there is a semantic.
+        function = getattr(builtin, "__wrapped__", builtin)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return function(*arguments, **named)
+
+        return call
+
+    members = inspect.getmembers(package, tl.core.is_builtin)
+    return [(name, interpreted(member)) for name, member in members]
+
+
+def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+    """Put the interpreter's functions in the place of a module's or class's builtins."""
+    for name, member in _builtins_of(package):
+        scope.set_attr(package, name, member)
 
 
 _patch_lang = interpreter._patch_lang
