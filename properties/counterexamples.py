@@ -25,7 +25,8 @@ from properties.failures import Crash, Failure
 from properties.implementations import Implementation
 from properties.judge import execute
 from properties.loading import SpecError, resolve
-from properties.record import Journal, LastCase, Record, last_case, recording
+from properties.property import SHARED_RUNS, is_of_property
+from properties.record import Journal, LastCase, Record, SharedRuns, last_case, recording
 from properties.replay import taken
 from properties.report import Counterexample, from_data, render
 from properties.study import run, simplify, study
@@ -229,6 +230,7 @@ class Counterexamples:
         self.implementations = implementations
         self.is_worker = hasattr(config, "workerinput")
         self.written: dict[str, Counterexample] = {}
+        self._runs = SharedRuns(SHARED_RUNS)
         self._analysed: dict[str, int] = {}
         self._environment = ""
         self._spent = 0.0
@@ -247,7 +249,7 @@ class Counterexamples:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        item.stash[RECORD] = Record(self.journal)
+        item.stash[RECORD] = Record(self.journal, self._runs if is_of_property(item) else None)
         with recording(item.stash[RECORD]):
             return (yield)
 

@@ -22,7 +22,7 @@ from properties.failures import (
 )
 from properties.implementations import Implementation
 from properties.oracle import Exact, angles, exact_rotation, pair_dims
-from properties.record import note_ratio
+from properties.record import note_ratio, shared_runs
 from properties.trace import Trace, recorded
 from strategies import Arena, RopeCase
 from strategies.arena import UNWRITTEN, Guarded
@@ -110,6 +110,14 @@ def execute(implementation: Implementation, case: RopeCase, **values: torch.Tens
         WrongMetadata: it returned the wrong thing.
     """
     return execute_on(implementation, case, Arena(case, implementation.device, **values))
+
+
+def execute_once(implementation: Implementation, case: RopeCase) -> Run:
+    """As execute, for a run that is only looked at: properties that draw the same case share it."""
+    runs = shared_runs()
+    if runs is None:
+        return execute(implementation, case)
+    return runs.get(implementation, case, lambda: execute(implementation, case))
 
 
 def execute_on(implementation: Implementation, case: RopeCase, arena: Arena) -> Run:

@@ -1,6 +1,8 @@
 """The pytest plugin of the harness: options, Hypothesis profiles, and the tests that properties become."""
 
 import os
+import random
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -13,12 +15,13 @@ from properties.counterexamples import Counterexamples
 from properties.implementations import Implementation, bundled, default_device
 from properties.interpreter import make_faithful
 from properties.loading import SpecError, described, load, load_all
-from properties.property import Property
+from properties.property import Property, is_of_property
 from properties.replay import case_of, replay_tests
 from properties.summary import Summary
 from strategies import RopeCase
 
 _IMPLEMENTATIONS = pytest.StashKey[list[Implementation]]()
+_SESSION = pytest.StashKey[int]()
 _REPLAYED = pytest.StashKey[RopeCase | None]()
 _PROFILES = {"smoke": 5, "dev": 20, "default": 40, "ci": 24, "deep": 2000}
 
@@ -80,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::rope.RopePrecisionWarning")
     config.stash[_IMPLEMENTATIONS] = implementations = _implementations(config)
     config.stash[_REPLAYED] = case_of(config.getoption("--replay"), implementations)
+    config.stash[_SESSION] = _session(config)
     config.pluginmanager.register(Summary(config), "rope-summary")
     config.pluginmanager.register(Counterexamples(config, implementations), "rope-counterexamples")
 
@@ -96,6 +100,14 @@ def _implementations(config: pytest.Config) -> list[Implementation]:
     if other.missing is not None:
         raise pytest.UsageError(f"--against {against}: {other.missing}")
     return [replace(i, against=other, same_bits=config.getoption("--bitwise")) for i in implementations]
+
+
+def _session(config: pytest.Config) -> int:
+    """The number from which all cases of this session are drawn."""
+    given = config.getoption("--hypothesis-seed")
+    if given is None or given == "random":
+        return 0 if settings().derandomize else random.SystemRandom().getrandbits(32)
+    return zlib.crc32(str(given).encode())
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -119,17 +131,18 @@ def pytest_pycollect_makeitem(
     return [
         pytest.Function.from_parent(collector, name=f"{name}[{test_id}]", callobj=test)
         for implementation in collector.config.stash[_IMPLEMENTATIONS]
-        for test_id, test in _tests(obj, implementation, collector.config.stash[_REPLAYED])
+        for test_id, test in _tests(obj, implementation, collector.config)
     ]
 
 
 def _tests(
-    rope_property: Property, implementation: Implementation, replayed: RopeCase | None
+    rope_property: Property, implementation: Implementation, config: pytest.Config
 ) -> Iterable[tuple[str, Callable[[], None]]]:
+    replayed = config.stash[_REPLAYED]
     if replayed is not None:
         return replay_tests(rope_property, implementation, replayed)
     if implementation.missing is None:
-        return rope_property.tests(implementation)
+        return rope_property.tests(implementation, config.stash[_SESSION])
 
     @pytest.mark.skip(reason=f"{implementation.name}: {implementation.missing}")
     def test() -> None:
@@ -141,24 +154,27 @@ def _tests(
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --impl, leave out the tests of what this project has beside its kernels (its tables).
 
-    With --replay, leave out everything that is not a property of the replayed case.
+    With --replay, leave out everything that is not a property of the replayed case. Tests that draw the same
+    cases come one after another, to share the runs.
     """
+    seen: dict[str, int] = {}
+    for item in filter(is_of_property, items):
+        seen.setdefault(_drawn_by(item), len(seen))
+    items.sort(key=lambda item: seen[_drawn_by(item)] if is_of_property(item) else len(seen))
     bundled_specs = {i.spec for i in bundled("cpu")}
     replays = config.stash[_REPLAYED] is not None
     ours = any(i.spec in bundled_specs for i in config.stash[_IMPLEMENTATIONS])
     if not replays and (not config.getoption("--impl") or ours):
         return
-    others = [item for item in items if (replays or _is_in_properties(item)) and not _is_of_property(item)]
+    others = [item for item in items if (replays or _is_in_properties(item)) and not is_of_property(item)]
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
 
 
+def _drawn_by(item: pytest.Item) -> str:
+    return item.name.partition("[")[2]
+
+
 def _is_in_properties(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and item.module.__name__.startswith("properties.")
-
-
-def _is_of_property(item: pytest.Item) -> bool:
-    if not isinstance(item, pytest.Function):
-        return False
-    return isinstance(getattr(item.module, item.name.partition("[")[0], None), Property)

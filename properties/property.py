@@ -13,8 +13,11 @@ from properties.failures import Failure
 from properties.implementations import Implementation
 from properties.known import KnownFailure
 from properties.models import MODELS
-from properties.record import note, running
+from properties.record import note, running, shared_runs
 from strategies import Domain, RopeCase, rope_cases
+
+# How many runs of cases are kept for the properties that draw the same ones.
+SHARED_RUNS = 64
 
 Check = Callable[[Implementation, RopeCase], None]
 
@@ -46,15 +49,26 @@ class Property:
         }
         return replace(implementation.domain, **kept) if all(kept.values()) else None
 
-    def tests(self, implementation: Implementation) -> Iterator[tuple[str, Callable[[], None]]]:
-        """The tests of this property: an id and a function for each."""
+    def tests(
+        self, implementation: Implementation, session: int | None = None
+    ) -> Iterator[tuple[str, Callable[[], None]]]:
+        """The tests of this property: an id and a function for each.
+
+        Args:
+            session: a number from which properties that draw alike draw the same cases, as long as so many
+                runs can be shared; without it Hypothesis chooses.
+        """
         domain = self.domain(implementation)
         if domain is None:
             return
         for layout in domain.layouts:
             for dtype in domain.dtypes:
                 cases = self.draw(domain, layout=layout, dtype=dtype)
-                search = self.search(implementation, cases, f"{layout}-{dtype}")
+                search = self.search(implementation, cases)
+                if session is not None:
+                    few = settings().max_examples <= SHARED_RUNS
+                    drawn = f"{self.draw.__name__} {self.narrowed}" if few else self.name
+                    seed(zlib.crc32(f"{session} {drawn} {layout} {dtype}".encode()))(search)
                 if self.cost > 1:
                     search = settings(max_examples=max(2, settings().max_examples // self.cost))(search)
                 yield f"{implementation.name}-{layout}-{dtype}", search
@@ -72,10 +86,12 @@ class Property:
                 self.check(implementation, case)
             except Failure as failure:
                 failure.property, failure.implementation, failure.case = self, implementation, case
+                if runs := shared_runs():
+                    runs.forget()
                 raise
 
     def search(
-        self, implementation: Implementation, cases: st.SearchStrategy[RopeCase], variant: str = ""
+        self, implementation: Implementation, cases: st.SearchStrategy[RopeCase]
     ) -> Callable[[], None]:
         """A Hypothesis test that looks for a counterexample among these cases."""
 
@@ -91,9 +107,6 @@ class Property:
                 note("cases failed as known")
 
         test.__name__ = test.__qualname__ = self.name
-        if settings().derandomize:
-            # Hypothesis would choose by the test's source, which all share: each tries cases of its own.
-            seed(zlib.crc32(f"{self.name} {implementation.name} {variant}".encode()))(test)
         return given(case=cases)(test)
 
     def replay(self, implementation: Implementation, case: RopeCase) -> Callable[[], None]:
@@ -147,6 +160,13 @@ def rope_property(
         return Property(check.__name__, check, narrowed, cost, draw, models)
 
     return decorate
+
+
+def is_of_property(item: pytest.Item) -> bool:
+    """Whether a collected test comes from a property."""
+    if not isinstance(item, pytest.Function):
+        return False
+    return isinstance(getattr(item.module, item.name.partition("[")[0], None), Property)
 
 
 def _inside(domain: Domain, case: RopeCase) -> RopeCase | None:

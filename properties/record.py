@@ -1,12 +1,15 @@
-"""What a test does while it runs: how many cases, how close to their bounds, and which one is running."""
+"""What a test does while it runs: how many cases, how close to their bounds, which one is running, and the
+runs that it shares with the tests beside it."""
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from strategies import RopeCase
 
@@ -59,12 +62,44 @@ def last_case(path: Path) -> LastCase | None:
     return LastCase(names["implementation"], names["property"], RopeCase.from_json(case))
 
 
+T = TypeVar("T")
+
+
+class SharedRuns:
+    """The last runs of a session, so that properties which draw the same cases run each of them once.
+
+    Args:
+        most: how many runs are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._kept: OrderedDict[Any, tuple[object, Any]] = OrderedDict()
+
+    def get(self, implementation: object, case: RopeCase, run: Callable[[], T]) -> T:
+        """The kept run of this case, or a new one."""
+        key = (id(implementation), case)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            # Beside the implementation, whose id no other object has as long as it lives.
+            self._kept[key] = (implementation, run())
+            if len(self._kept) > self.most:
+                self._kept.popitem(last=False)
+        return self._kept[key][1]
+
+    def forget(self) -> None:
+        """Drop all runs, after a failure: whether it happens again is for new runs to say."""
+        self._kept.clear()
+
+
 @dataclass
 class Record:
     """The tally of one test.
 
     Attributes:
         journal: where the running case is written down.
+        runs: what the test shares with others, or None.
         implementation, property: their names, or None when no property ran.
         cases: how many cases ran.
         worst_ratio: the largest error as a multiple of its bound, or None when nothing was measured.
@@ -72,6 +107,7 @@ class Record:
     """
 
     journal: Journal
+    runs: SharedRuns | None = None
     implementation: str | None = None
     property: str | None = None
     cases: int = 0
@@ -103,6 +139,12 @@ def running(implementation: str, property_name: str, case: RopeCase) -> Iterator
     record.cases += 1
     with record.journal.holding(implementation, property_name, case):
         yield
+
+
+def shared_runs() -> SharedRuns | None:
+    """The runs that the running test shares with others, or None outside of such a test."""
+    record = _current.get()
+    return None if record is None else record.runs
 
 
 def note_ratio(ratio: float) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from properties.implementations import Implementation
-from properties.judge import Run, execute, execute_on
+from properties.judge import Run, execute, execute_on, execute_once
 from properties.laws import check_equal, settled
 from properties.property import rope_property
 from strategies import Arena, RopeCase
@@ -27,7 +27,7 @@ def test_text_tokens_turn_as_with_one_axis(implementation: Implementation, case:
     plain = replace(settled(case), axes="none")
     if implementation.domain.why_outside(plain):
         return
-    alone = execute(implementation, plain)
+    alone = execute_once(implementation, plain)
     positions = alone.arena.inputs["positions"].expand(case.position_axes, -1, -1)
     several = execute(implementation, settled(case), **_inputs(alone), positions=positions)
     for name, out in several.outputs.items():
@@ -55,7 +55,7 @@ def test_pairs_of_one_axis_turn_as_with_one_axis(implementation: Implementation,
 def test_names_of_axes_do_not_matter(implementation: Implementation, case: RopeCase) -> None:
     """Axes in another order, in positions and for pairs alike, give the same bits. For axes by number."""
     case = settled(case)
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     arena = Arena(case, implementation.device, positions=run.arena.inputs["positions"].flip(0))
     assert arena.axes is not None
     arena.axes.copy_(case.position_axes - 1 - arena.axes)

@@ -6,7 +6,7 @@ import torch
 
 from properties.failures import NotDeterministic
 from properties.implementations import Implementation, default_device
-from properties.judge import Run, execute
+from properties.judge import Run, execute, execute_once
 from properties.laws import settled
 from properties.property import rope_property
 from rope import apply_rope, ragged_positions, rope_table
@@ -54,7 +54,7 @@ def test_tokens_in_another_order(implementation: Implementation, case: RopeCase)
     case = settled(case)
     if implementation.domain.why_outside(case):
         return
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     values = {name: run.arena.inputs[name][:, order] for name in run.outputs}
     values["positions"] = run.arena.inputs["positions"][..., order]
     shuffled = execute(implementation, case, **values)
@@ -95,7 +95,7 @@ def test_expanded_equals_materialised(implementation: Implementation, case: Rope
     partner = settled(case)
     if partner == replace(case, pokes=()) or implementation.domain.why_outside(partner):
         return
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     values = {name: run.arena.inputs[name] for name in run.outputs}
     for name, out in execute(implementation, partner, **values).outputs.items():
         _require_equal(name, out, run.outputs[name], "materialised")
@@ -150,7 +150,7 @@ def _compare_part(
     """NotDeterministic unless a part of the case's q and k comes out alone as it does within the whole."""
     if implementation.domain.why_outside(alone):
         return
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     values = {name: run.arena.inputs[name][part[name]] for name in run.outputs}
     for name, out in execute(implementation, alone, **values).outputs.items():
         _require_equal(name, out, run.outputs[name][part[name]], how)

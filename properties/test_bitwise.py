@@ -15,7 +15,7 @@ from properties.bitwise import (
     without_k,
 )
 from properties.implementations import Implementation
-from properties.judge import execute, execute_on
+from properties.judge import execute_on, execute_once
 from properties.laws import settled
 from properties.property import rope_property
 from strategies import Arena, RopeCase
@@ -26,13 +26,13 @@ def test_16_bit_tables_leave_no_tolerance(implementation: Implementation, case: 
     """16-bit inputs with a table of the same dtype give the exact result rounded, bit for bit."""
     if implementation.domain.compute != "float32":
         pytest.skip(f"no claim: {implementation.name} does not compute in float32")
-    check_rounded_once(execute(implementation, case))
+    check_rounded_once(execute_once(implementation, case))
 
 
 @rope_property(cost=4)
 def test_repeated_runs_agree(implementation: Implementation, case: RopeCase) -> None:
     """The same call on the same values in other memory gives the same bits."""
-    check_agreement(execute(implementation, case), case)
+    check_agreement(execute_once(implementation, case), case)
 
 
 @rope_property(cost=4)
@@ -53,7 +53,7 @@ def test_dims_outside_heads_equal_dense(implementation: Implementation, case: Ro
     arena = Arena(case, implementation.device)
     arena.q = _transposed(arena.q, case.head_axis)
     arena.k = None if arena.k is None else _transposed(arena.k, case.head_axis)
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     check_same_bits(run, execute_on(implementation, case, arena), "with heads side by side in memory")
 
 
@@ -96,7 +96,7 @@ def test_joint_equals_separate(implementation: Implementation, case: RopeCase) -
     """q alone, and k alone in place of q, have the bits that they have together."""
     if True not in implementation.domain.without_k:
         pytest.skip(f"no partner: {implementation.name} always takes k")
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     if implementation.domain.why_outside(without_k(case)) is None:
         check_agreement(run, without_k(case))
     if implementation.domain.why_outside(k_as_q(case)) is None:
@@ -130,4 +130,4 @@ def test_tiles_agree(implementation: Implementation, case: RopeCase) -> None:
 def _compare(implementation: Implementation, case: RopeCase, partner: RopeCase) -> None:
     """Compare with a partner that differs and lies in the domain; without one the case says nothing."""
     if partner != case and implementation.domain.why_outside(partner) is None:
-        check_agreement(execute(implementation, case), partner)
+        check_agreement(execute_once(implementation, case), partner)

@@ -88,8 +88,10 @@ class FixedCases(Property):
 
     cases: tuple[tuple[str, RopeCase], ...] = ()
 
-    def tests(self, implementation: Implementation) -> Iterator[tuple[str, Callable[[], None]]]:
-        """One test per case that the implementation's domain holds."""
+    def tests(
+        self, implementation: Implementation, session: int | None = None
+    ) -> Iterator[tuple[str, Callable[[], None]]]:
+        """One test per case that the implementation's domain holds; nothing is drawn."""
         for what, case in self.cases:
             if implementation.domain.why_outside(case) is None:
                 yield f"{implementation.name}-{what}", self.replay(implementation, case)

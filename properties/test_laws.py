@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from properties.implementations import Implementation
-from properties.judge import Run, execute
+from properties.judge import Run, execute, execute_once
 from properties.laws import Sizes, at_true_angles, check_close, check_equal, output, settled
 from properties.oracle import angles, pair_dims
 from properties.property import rope_property
@@ -26,7 +26,7 @@ def test_position_0_is_the_identity(implementation: Implementation, case: RopeCa
     case = replace(at_true_angles(case), requests=one_token)
     if implementation.domain.why_outside(case):
         return
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     for name, out in run.outputs.items():
         x = run.arena.inputs[name]
         finite = torch.from_numpy(_pair_is_finite(case, x))
@@ -38,7 +38,7 @@ def test_inverse_undoes(implementation: Implementation, case: RopeCase) -> None:
     """Rotating back gives x (c^2 + s^2), c and s as passed. For an inverse that is another rotation."""
     if len(implementation.domain.inverse) < 2:
         pytest.skip(f"no partner: {implementation.name} has no inverse")
-    there = execute(implementation, case)
+    there = execute_once(implementation, case)
     back = execute(implementation, replace(settled(case), inverse=not case.inverse), **_copied(there))
     cos, sin = angles(there.arena)
     for name in there.outputs:
@@ -60,7 +60,7 @@ def test_rotations_compose(implementation: Implementation, case: RopeCase) -> No
     case = at_true_angles(case, slack=step)
     if implementation.domain.why_outside(case):
         return
-    first = execute(implementation, case)
+    first = execute_once(implementation, case)
     p = first.arena.inputs["positions"]
     second = execute(implementation, case, **_copied(first), positions=torch.full_like(p, step))
     both = execute(implementation, case, positions=p + step, **_inputs(first))
@@ -78,7 +78,7 @@ def test_scores_depend_on_position_differences(implementation: Implementation, c
     case = at_true_angles(case, slack=step)
     if implementation.domain.why_outside(case) or not case.k_heads or case.q_heads % case.k_heads:
         return
-    here = execute(implementation, case)
+    here = execute_once(implementation, case)
     moved = execute(implementation, case, positions=here.arena.inputs["positions"] + step, **_inputs(here))
     (score, error, fits), (moved_score, moved_error, moved_fits) = _scores(here), _scores(moved)
     check_close("relative position", "score", moved_score, score, error + moved_error, fits & moved_fits)
@@ -90,7 +90,7 @@ def test_scaling_by_two_is_exact(implementation: Implementation, case: RopeCase)
     case = settled(case)
     if implementation.domain.why_outside(case):
         return
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     twice = {n: 2 * x for n, x in _inputs(run).items()}
     if any((x.isinf() & ~_inputs(run)[n].isinf()).any() for n, x in twice.items()):
         return  # an input overflows
@@ -108,7 +108,7 @@ def test_is_additive(implementation: Implementation, case: RopeCase) -> None:
     case = settled(case)
     if implementation.domain.why_outside(case):
         return
-    whole = execute(implementation, case)
+    whole = execute_once(implementation, case)
     in_a = torch.from_numpy(np.random.default_rng(case.seed).random(case.head_dim) < 0.5)
     x = _inputs(whole)
     parts = [
@@ -133,7 +133,7 @@ def test_layouts_are_permutations_of_each_other(implementation: Implementation, 
     other = replace(case, layout="gptj" if case.layout == "neox" else "neox")
     if implementation.domain.why_outside(case):
         return
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     mine, theirs = (torch.from_numpy(np.concatenate(pair_dims(c))) for c in (case, other))
     permuted = {}
     for name, x in _inputs(run).items():
@@ -151,7 +151,7 @@ def test_nan_and_infinity_stay_in_their_pair(implementation: Implementation, cas
     case = settled(case)
     if implementation.domain.why_outside(case):
         return
-    clean = execute(implementation, case)
+    clean = execute_once(implementation, case)
     poisoned, touched = {}, {}
     for name, x in _inputs(clean).items():
         poisoned[name], touched[name] = x.clone(), torch.zeros(x.shape, dtype=torch.bool)

@@ -7,7 +7,7 @@ import torch
 from properties.bounds import may_overflow
 from properties.failures import Mismatch
 from properties.implementations import Implementation
-from properties.judge import Run, execute
+from properties.judge import Run, execute_once
 from properties.property import rope_property
 from strategies import RopeCase
 
@@ -28,7 +28,7 @@ def test_matches_hugging_face(implementation: Implementation, case: RopeCase) ->
     llama = pytest.importorskip(
         "transformers.models.llama.modeling_llama", reason="needs transformers (extra: peers)"
     )
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     cos, sin = (torch.cat([run.arena.inputs[name].double()] * 2, dim=-1) for name in ("cos", "sin"))
     q, k = run.arena.inputs["q"], run.arena.inputs["k"]
     exact = llama.apply_rotary_pos_emb(q.double(), k.double(), cos, sin, unsqueeze_dim=2)
@@ -44,7 +44,7 @@ def test_matches_hugging_face(implementation: Implementation, case: RopeCase) ->
 @rope_property(layouts=("gptj",), inverse=(False,))
 def test_matches_complex_multiplication(implementation: Implementation, case: RopeCase) -> None:
     """gptj equals each pair read as a complex number times cos + i sin (RoFormer, section 3.2.1)."""
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     angle = torch.complex(run.arena.inputs["cos"].double(), run.arena.inputs["sin"].double())
     rotated = slice(case.rot_offset, case.rot_offset + 2 * case.rot_half)
     for name in run.outputs:

@@ -6,7 +6,7 @@ An implementation that runs no Triton kernel in the interpreter leaves no trace,
 import pytest
 
 from properties.implementations import Implementation
-from properties.judge import Run, execute
+from properties.judge import Run, execute_once
 from properties.property import rope_property
 from properties.trace_checks import check_races, check_reads, check_traffic, check_writes
 from strategies import RopeCase
@@ -43,7 +43,7 @@ def test_traffic_is_the_least_possible(implementation: Implementation, case: Rop
 
 def _traced(implementation: Implementation, case: RopeCase) -> Run:
     """A run with a trace, or without one where there is nothing to rotate; skips the test otherwise."""
-    run = execute(implementation, case)
+    run = execute_once(implementation, case)
     if run.trace is None and case.batch * case.tokens:
         pytest.skip(f"no trace: {implementation.name} ran no Triton kernel in the interpreter")
     return run
