@@ -1,5 +1,6 @@
 """The pytest plugin of the harness: options, Hypothesis profiles, and the tests that properties become."""
 
+import gc
 import os
 import random
 import zlib
@@ -170,6 +171,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
+
+
+def pytest_collection_finish() -> None:
+    # What is there by now stays: the collector need not look at all of PyTorch again and again.
+    gc.collect()
+    gc.freeze()
 
 
 def _drawn_by(item: pytest.Item) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -34,6 +35,7 @@ def make_quick() -> None:
     tl.dtype.__eq__ = _is_equal
     tl.core._unwrap_if_constexpr = _unwrapped
     interpreter.GridExecutor.__call__ = _with_room(_launch)
+    interpreter.GridExecutor._restore_args_dev = _restore_from_host
 
 
 class QuickSemantic(TritonSemantic):
@@ -85,7 +87,18 @@ class QuickSemantic(TritonSemantic):
             return super().expand_dims(x, axis)
         sizes = list(_sizes(x.type))
         sizes.insert(axis, 1)
-        return tl.tensor(self.builder.create_expand_dims(x.handle, axis), _block_type(x.dtype, sizes))
+        values = TensorHandle(x.handle.data.reshape(sizes), x.handle.dtype)
+        return tl.tensor(values, _block_type(x.dtype, sizes))
+
+    def to_tensor(self, x: Any, *options: Any, **named: Any) -> Any:
+        """A number as a tensor; most are small integers."""
+        if type(x) is int and -(1 << 31) <= x < 1 << 31:
+            return _constant(x, tl.int32)
+        return super().to_tensor(x, *options, **named)
+
+    def arange(self, start: int, end: int, **named: Any) -> tl.tensor:
+        """The integers from start to end, made once."""
+        return _arange(self.builder, start, end) if not named else super().arange(start, end, **named)
 
     def binary_op_sanitize_overflow_impl(
         self, lhs: tl.tensor, rhs: tl.tensor, binary_op: Callable[..., Any]
@@ -124,6 +137,11 @@ def _constant(value: int | float, kind: tl.dtype) -> Any:
     else:
         fits = kind in _SIGNED and kind.get_int_min_value() <= value <= kind.get_int_max_value()
     return tl.tensor(TensorHandle(np.array([value], _numpy_dtype(kind)), kind), kind) if fits else value
+
+
+@functools.cache
+def _arange(builder: Any, start: int, end: int) -> tl.tensor:
+    return TritonSemantic(builder).arange(start, end)
 
 
 def _typed(x: tl.tensor, shape: Sizes) -> tl.tensor:
@@ -230,6 +248,20 @@ def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
     """Put the interpreter's functions in the place of a module's or class's builtins."""
     for name, member in _builtins_of(package):
         scope.set_attr(package, name, member)
+
+
+_restore_args_dev = interpreter.GridExecutor._restore_args_dev
+
+
+def _restore_from_host(self: Any, args_dev: Any, args_hst: Any, kwargs: Any, kwargs_hst: Any) -> None:
+    """Copy results to where they belong; tensors on the CPU are their own copies."""
+    arguments = (*args_dev, *kwargs.values())
+    if not all(arg is None or isinstance(arg, bool | int | float | str) or _on_cpu(arg) for arg in arguments):
+        _restore_args_dev(self, args_dev, args_hst, kwargs, kwargs_hst)
+
+
+def _on_cpu(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and arg.device.type == "cpu"
 
 
 _patch_lang = interpreter._patch_lang
