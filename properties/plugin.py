@@ -179,6 +179,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 def _drawn_by(item: pytest.Item) -> str:
     return item.name.partition("[")[2]
 

@@ -134,10 +134,13 @@ def _are_plain(required: tuple[torch.Tensor, ...], *optional: torch.Tensor | Non
     )
 
 
-@torch.compiler.assume_constant_result
 def _is_transformed() -> bool:
     """Whether torch.func or forward-mode AD is at work."""
     return _functorch_is_active() or forward_ad._current_level >= 0
+
+
+# What torch.compiler.assume_constant_result does, but that one imports the compiler: two seconds for everyone.
+_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _rotate_traced(

@@ -1,5 +1,7 @@
 """torch.compile, fake tensors and the operators: one graph, the same bits, no copies."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rope import RopeError, apply_rope, rope_table
+from rope import RopeError, api, apply_rope, rope_table
 
 COS, SIN = rope_table(4, 16)
 AXES = torch.tensor([1, 0])
@@ -246,3 +248,11 @@ def test_no_tangent_is_dropped(compiled: bool) -> None:
         dual = torch.autograd.forward_ad.make_dual(q, q)
         with pytest.raises(Exception, match="forward-mode"):
             call(dual)
+
+
+def test_importing_rope_leaves_the_compiler_alone() -> None:
+    """Two seconds that only those who compile should spend; the mark that avoids them is PyTorch's own."""
+    code = "import sys, rope; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    assert vars(marked).items() <= vars(api._is_transformed).items()
