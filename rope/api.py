@@ -139,7 +139,7 @@ def _is_transformed() -> bool:
     return _functorch_is_active() or forward_ad._current_level >= 0
 
 
-# What torch.compiler.assume_constant_result does, but that one imports the compiler: two seconds for everyone.
+# What torch.compiler.assume_constant_result does, without importing the compiler: two seconds for everyone.
 _is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
