@@ -21,7 +21,9 @@ _SMALL = tuple(range(1, 10))
 _ROT_HALVES = st.sampled_from(
     (*_SMALL, 12, 15, 16, 17, 20, 24, 31, 33, 63, 65, 32, 64, 128, 64, 64, 40, 48, 96)
 )
-_LARGE_TAILS = (16, 31, 32, 33, 64, 96)
+# Whatever makes the head a multiple of 16, as heads are: rows are aligned then, though the tail is not.
+_ROUND = -1
+_LARGE_TAILS = (16, 31, 32, 33, 64, 96, _ROUND, _ROUND, _ROUND)
 _TAILS = st.sampled_from((*_SMALL, *_LARGE_TAILS))
 _TAILS_OR_NONE = st.sampled_from((*[0] * 6, *_SMALL, *_LARGE_TAILS))
 _HEADS = st.sampled_from((1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33))
@@ -105,6 +107,8 @@ def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
         if kinds:
             tail = draw(_TAILS if kinds == domain.tails else _TAILS_OR_NONE)
             kind = _pick(draw, kinds)
+        if tail == _ROUND:
+            tail = 16 - 2 * rot_half % 16
         if tail == 0:
             kind = "none"
     else:

@@ -129,7 +129,7 @@ _NEVER_TOGETHER = {
         "head_dim 128, no tail": ["odd rot_half", "rot_half no power of two"],
         "16-bit table": ["float32", "float64"],
         "rows with positions of their own": [
-            "3 axes", "implied positions", "expanded positions", "gathered table", "no tokens",
+            "3 axes", "implied positions", "expanded positions", "gathered table", "no tokens", *_RAGGED,
         ],
         "no tokens": ["last table row", "a position twice", *_RAGGED],
     }.items()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from strategies.case import non_default
+from strategies.case import RopeCase, Strides, non_default
 from tests.kill_matrix import properties, search
 from tests.mutants import MUTANTS
 
@@ -60,7 +60,7 @@ def test_the_shrunk_case_is_small(limit: Limit) -> None:
     prop = next(p for family in properties().values() for p in family if p.name == limit.prop)
     kill = search(prop, mutant.fresh(), cases=400, shrink=True)
     assert kill is not None
-    case = kill.case
+    case = eval(kill.case, {"RopeCase": RopeCase, "Strides": Strides})
     assert case.batch * case.tokens <= limit.tokens, case
     assert case.q_heads <= limit.q_heads, case
     assert case.rot_half <= limit.rot_half, case
