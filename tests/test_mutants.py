@@ -19,8 +19,8 @@ _KINDS = {
     "RANGE", "OOBMEM", "BIGIDX", "PHASEPREC", "DTYPE", "STATE", "BUFLIFE", "ALIAS", "RACE", "UNINIT", "FUSE",
     "ORACLE", "BACKWARD",
 }  # fmt: skip
-# Cases per property.
-_FEW = 50
+# Cases per property, and of the family that must kill.
+_FEW, _MANY = 50, 400
 # Those of gradients die in tests/test_gradient_mutants.py, under a property that is named there.
 _FORWARD = [mutant for mutant in MUTANTS if not (mutant.domain.gradients or mutant.domain.fullgraph)]
 
@@ -95,6 +95,6 @@ def test_a_family_kills_what_no_other_does(family: str) -> None:
         other
         for other in FAMILIES
         for prop in properties()[other]
-        if search(prop, mutant.fresh(), cases=_FEW) is not None
+        if search(prop, mutant.fresh(), cases=_MANY if other == family else _FEW) is not None
     }
     assert killers == {family}

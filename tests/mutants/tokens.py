@@ -166,7 +166,8 @@ def positions_read_as_int32(call: Call) -> torch.Tensor:
     """int64 memory is read as int32. Trigger: int64 positions of more than one token."""
     if call.positions is None or call.positions.dtype != torch.int64:
         return base.positions(call)
-    halves = call.positions.contiguous().view(torch.int32).flatten()[: call.positions.numel()]
+    dense = call.positions.clone(memory_format=torch.contiguous_format)
+    halves = dense.view(torch.int32).flatten()[: call.positions.numel()]
     return halves.view(call.positions.shape).long().expand(call.batch, -1)
 
 
@@ -254,7 +255,7 @@ def row_behind_the_table_read(call: Call, rows: torch.Tensor) -> Pair:
 @mutant("RANGE", "pegainfer#220", "angles")
 def row_before_the_table_read(call: Call, rows: torch.Tensor) -> Pair:
     """Only the end of the table is masked. Trigger: position -1, where nothing checks it first."""
-    if call.cos.dim() == 3 or call.cos.storage_offset() < call.cos.stride(0):
+    if call.cos.dim() == 3 or any(t.storage_offset() < t.stride(0) for t in (call.cos, call.sin)):
         return base.angles(call, rows)
     first = rows == -1
     before = [
