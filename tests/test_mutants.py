@@ -19,8 +19,8 @@ _KINDS = {
     "RANGE", "OOBMEM", "BIGIDX", "PHASEPREC", "DTYPE", "STATE", "BUFLIFE", "ALIAS", "RACE", "UNINIT", "FUSE",
     "ORACLE", "BACKWARD",
 }  # fmt: skip
-# Cases per property, and of the family that must kill.
-_FEW, _MANY = 50, 400
+# Cases per property that must not kill, and per property of the family that must.
+_FEW, _MANY = 20, 400
 # Those of gradients die in tests/test_gradient_mutants.py, under a property that is named there.
 _FORWARD = [mutant for mutant in MUTANTS if not (mutant.domain.gradients or mutant.domain.fullgraph)]
 
@@ -54,7 +54,7 @@ def test_every_mutant_says_what_triggers_it() -> None:
 # A mutant that lives when one family of properties is left out.
 _ONLY = {
     "reference": "float32_with_a_gathered_table_turned_back",
-    "memory": "table_rounded_in_place",
+    "memory": "v_rotated",
     "bitwise": "in_place_fused",
     "trace": "padding_lanes_read_behind_the_table",
     "laws": "gptj_fused",
@@ -91,10 +91,6 @@ def test_every_family_has_a_mutant_of_its_own_or_a_reason() -> None:
 @pytest.mark.parametrize("family", _ONLY)
 def test_a_family_kills_what_no_other_does(family: str) -> None:
     mutant = next(m for m in MUTANTS if m.name == _ONLY[family])
-    killers = {
-        other
-        for other in FAMILIES
-        for prop in properties()[other]
-        if search(prop, mutant.fresh(), cases=_MANY if other == family else _FEW) is not None
-    }
-    assert killers == {family}
+    assert any(search(prop, mutant.fresh(), cases=_MANY) for prop in properties()[family])
+    others = [prop for other in FAMILIES if other != family for prop in properties()[other]]
+    assert [prop.name for prop in others if search(prop, mutant.fresh(), cases=_FEW)] == []

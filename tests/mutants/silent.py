@@ -47,10 +47,10 @@ def _kernel(
     fault: tl.constexpr,
 ):
     # Layout neox: element i pairs with i + half. A program per 8 tokens; right when fault is "".
-    token = tl.program_id(0) * 8 + tl.arange(0, 8)[:, None, None]
+    token = tl.program_id(0).to(tl.int64) * 8 + tl.arange(0, 8)[:, None, None]
     if fault == "tokens clamped":
         token = tl.minimum(token, tokens - 1)
-    head = tl.arange(0, block_heads)[None, :, None]
+    head = tl.arange(0, block_heads)[None, :, None].to(tl.int64)
     lane = tl.arange(0, block)[None, None, :]
     if fault == "lanes wrap":
         lane = lane % half
@@ -59,7 +59,7 @@ def _kernel(
     x = x_ptr + token * x_token + head * x_head
     out = out_ptr + token * out_token + head * out_head
     position = tl.load(positions_ptr + token, mask=(token < tokens) | (fault == "positions"), other=0)
-    position = tl.where(token < tokens, position, 0)
+    position = tl.where(token < tokens, position, 0).to(tl.int64)
     row = position * half
     in_table = (token < tokens) & ((lane < half) | (fault == "table"))
     cos = tl.load(cos_ptr + row + lane, mask=in_table)
