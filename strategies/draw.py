@@ -106,7 +106,8 @@ def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
         tail = 0
         if kinds:
             tail = draw(_TAILS if kinds == domain.tails else _TAILS_OR_NONE)
-            kind = _pick(draw, kinds)
+            # Most models rotate their first dims.
+            kind = _pick(draw, kinds[:1] + kinds)
         if tail == _ROUND:
             tail = 16 - 2 * rot_half % 16
         if tail == 0:

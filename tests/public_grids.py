@@ -343,7 +343,7 @@ def document(rows: list[Row], seconds: float) -> str:
     lines += [
         "",
         f"Measured by `make comparison` in {seconds:.0f} s. What the properties of this project let through",
-        "is in `docs/kill-matrix.md`, which `make kill-matrix` writes.",
+        "is in [the kill matrix](kill-matrix.md).",
         "",
         "## By kind of fault",
         "",
