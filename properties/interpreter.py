@@ -95,9 +95,6 @@ def _on_values(operation: Callable[..., TensorHandle]) -> Callable[..., TensorHa
     return corrected
 
 
-_binary_op_on_values = _on_values(InterpreterBuilder.binary_op)
-
-
 class FaithfulBuilder(InterpreterBuilder):
     """The interpreter's builder, with bfloat16 operations on values."""
 
@@ -121,12 +118,7 @@ class FaithfulBuilder(InterpreterBuilder):
         """Make a constant, as ``tl.full`` asks for; Triton before 3.9 has no such method."""
         return self.cast_impl(self.get_fp32(value), tl.bfloat16)
 
-    def binary_op(self, lhs: TensorHandle, rhs: TensorHandle, op: Callable[..., Any]) -> TensorHandle:
-        """Compute on values; most operations have no bfloat16 operand."""
-        if lhs.dtype.scalar is tl.bfloat16 or rhs.dtype.scalar is tl.bfloat16:
-            return _binary_op_on_values(self, lhs, rhs, op)
-        return super().binary_op(lhs, rhs, op)
-
+    binary_op = _on_values(InterpreterBuilder.binary_op)
     unary_op = _on_values(InterpreterBuilder.unary_op)
     create_clampf = _on_values(InterpreterBuilder.create_clampf)
     create_fma = _on_values(InterpreterBuilder.create_fma)

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -155,13 +156,9 @@ def _tests(
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --impl, leave out the tests of what this project has beside its kernels (its tables).
 
-    With --replay, leave out everything that is not a property of the replayed case. Tests that draw the same
-    cases come one after another, to share the runs.
+    With --replay, leave out everything that is not a property of the replayed case.
     """
-    seen: dict[str, int] = {}
-    for item in filter(is_of_property, items):
-        seen.setdefault(_drawn_by(item), len(seen))
-    items.sort(key=lambda item: seen[_drawn_by(item)] if is_of_property(item) else len(seen))
+    _put_alike_together(items)
     bundled_specs = {i.spec for i in bundled("cpu")}
     replays = config.stash[_REPLAYED] is not None
     ours = any(i.spec in bundled_specs for i in config.stash[_IMPLEMENTATIONS])
@@ -183,8 +180,16 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def _drawn_by(item: pytest.Item) -> str:
-    return item.name.partition("[")[2]
+def _put_alike_together(items: list[pytest.Item]) -> None:
+    """Tests that draw the same cases one after another, to share the runs; what draws none comes last."""
+    alike: dict[str, list[pytest.Item]] = {}
+    others = []
+    for item in items:
+        if is_of_property(item):
+            alike.setdefault(item.name.partition("[")[2], []).append(item)
+        else:
+            others.append(item)
+    items[:] = [*chain.from_iterable(alike.values()), *others]
 
 
 def _is_in_properties(item: pytest.Item) -> bool:
