@@ -29,7 +29,7 @@ def execute_replayed(implementation: Implementation, case: RopeCase) -> Run:
             )
     except Exception as error:
         raise Crash(f"capture raised {type(error).__name__}: {error}") from error
-    other = _other(case, implementation.device)
+    other = other_values(case, implementation.device)
     for mine, theirs in zip(captured.buffers, other.buffers, strict=True):
         mine.buffer.copy_(theirs.buffer)
     graph.replay()
@@ -41,10 +41,10 @@ def execute_replayed(implementation: Implementation, case: RopeCase) -> Run:
     return Run(implementation, case, other, given, outputs, [])
 
 
-def _other(case: RopeCase, device: str) -> Arena:
+def other_values(case: RopeCase, device: str) -> Arena:
     """The same tensors with other values, and given positions in the opposite order."""
-    # Not by 1 or 2: the positions keep the number of their axes.
-    case = replace(case, seed=case.seed + 3)
+    # By 4: the positions keep the number of their axes, and the tensors their sizes.
+    case = replace(case, seed=case.seed + 4)
     if case.positions == "implied":
         return Arena(case, device)
     positions = Arena(case).inputs["positions"].flip(-1)

@@ -21,6 +21,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"dtype": "float64"},
     {"heads_first": True},
     {"heads_first": False},
+    {"rot_half": 3},
     {"tail": 0, "rot_offset": 0},
     {"tail": 2, "rot_offset": 0},
     {"tail": 2, "rot_offset": 2},

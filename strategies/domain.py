@@ -1,5 +1,6 @@
 """Domain: the set of cases that an implementation says it supports."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -52,6 +53,7 @@ class Domain:
         without_k: False always passes k, True passes none.
         grouped_heads: True when k may have fewer heads than q.
         head_dims: the head sizes, or None for any.
+        rot_multiple: what rot_half is a multiple of, for kernels that load so many elements at a time.
         empty: whether tensors may have no tokens, or heads no pairs.
         positions: "given" per token, "implied" (None: 0, 1, 2, ... in each row), "shared" (one row for
             the batch), "expanded" (batch stride 0).
@@ -89,6 +91,7 @@ class Domain:
     without_k: tuple[bool, ...] = (False, True)
     grouped_heads: bool = True
     head_dims: tuple[int, ...] | None = None
+    rot_multiple: int = 1
     empty: bool = True
     positions: tuple[str, ...] = POSITION_KINDS
     position_dtypes: tuple[str, ...] = ("int64", "int32")
@@ -119,6 +122,8 @@ class Domain:
                 return f"{name} is {value!r}, supported: {', '.join(map(repr, allowed))}"
         if self.head_dims is not None and case.head_dim not in self.head_dims:
             return f"head_dim is {case.head_dim}, supported: {', '.join(map(str, self.head_dims))}"
+        if case.rot_half % self.rot_multiple:
+            return f"rot_half is {case.rot_half}, supported: multiples of {self.rot_multiple}"
         for tensor, strides, allowed in (
             ("q", case.q_strides, self.q_strides),
             ("k", case.k_strides, self.k_strides),
@@ -138,6 +143,8 @@ class Domain:
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
             if isinstance(mine, bool):
                 kept[f.name] = mine and theirs
+            elif f.name == "rot_multiple":
+                kept[f.name] = math.lcm(mine, theirs)
             elif f.name == "head_dims" and None in (mine, theirs):
                 kept[f.name] = theirs if mine is None else mine
             elif f.name == "holes":

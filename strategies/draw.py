@@ -18,9 +18,7 @@ _flags = st.booleans()
 # One draw each, in the order in which shrinking goes back: small, then both sides of the powers of two at
 # which kernels change their tiles, then the sizes of published models, whose fast paths no other reaches.
 _SMALL = tuple(range(1, 10))
-_ROT_HALVES = st.sampled_from(
-    (*_SMALL, 12, 15, 16, 17, 20, 24, 31, 33, 63, 65, 32, 64, 128, 64, 64, 40, 48, 96)
-)
+_ROT_HALVES = (*_SMALL, 12, 15, 16, 17, 20, 24, 31, 33, 63, 65, 32, 64, 128, 64, 64, 40, 48, 96)
 # Whatever makes the head a multiple of 16, as heads are: rows are aligned then, though the tail is not.
 _ROUND = -1
 _LARGE_TAILS = (16, 31, 32, 33, 64, 96, _ROUND, _ROUND, _ROUND)
@@ -101,7 +99,7 @@ def _position_fields(draw: st.DrawFn, domain: Domain, rank: int) -> dict[str, An
 
 def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
     if domain.head_dims is None:
-        rot_half = draw(_ROT_HALVES)
+        rot_half = draw(_rot_halves(domain.rot_multiple))
         kinds = tuple(kind for kind in domain.tails if kind != "none")
         tail = 0
         if kinds:
@@ -115,7 +113,11 @@ def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
     else:
         head_dim = _pick(draw, domain.head_dims)
         kind = _pick(draw, domain.tails)
-        rot_half = head_dim // 2 if kind == "none" else draw(_integers(1, max(1, head_dim // 2 - 1)))
+        multiple = domain.rot_multiple
+        most = max(1, (head_dim // 2 - 1) // multiple)
+        rot_half = (
+            head_dim // 2 if kind == "none" else min(head_dim // 2, draw(_integers(1, most)) * multiple)
+        )
         tail = head_dim - 2 * rot_half
     if kind == "both":
         tail = max(tail, 2)
@@ -123,6 +125,13 @@ def _rotation_fields(draw: st.DrawFn, domain: Domain) -> dict[str, int]:
     inner = draw(_integers(1, max(1, tail - 1))) if "both" in domain.tails else 0
     rot_offset = {"before": tail, "both": inner}.get(kind, 0)
     return {"rot_half": rot_half, "tail": tail, "rot_offset": rot_offset}
+
+
+@functools.cache
+def _rot_halves(multiple: int) -> st.SearchStrategy[int]:
+    """Numbers of pairs: those of any kernel that are such multiples, or the first few multiples."""
+    halves = tuple(half for half in _ROT_HALVES if half % multiple == 0)
+    return st.sampled_from(halves or tuple(multiple * n for n in range(1, 5)))
 
 
 def _head_fields(draw: st.DrawFn, domain: Domain, tile: tuple[int, int] | None) -> dict[str, int | None]:

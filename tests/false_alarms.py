@@ -1,7 +1,7 @@
 """False alarms: search correct implementations with random cases until so many have run; none may fail.
 
     python -m tests.false_alarms --cases 200000 --jobs 2
-    python -m tests.false_alarms --cases 1000000 --jobs 16 --impl rope     (on a GPU: the compiled kernels)
+    python -m tests.false_alarms --cases 1000000 --jobs 16 --impl rope --relatives 49     (compiled, on a GPU)
 
 A run is a list of short searches, each with a seed of its own counted from --seed, so that the same numbers
 try the same cases again, whatever the number of processes. Exits 1 when a case fails.
@@ -10,11 +10,12 @@ try the same cases again, whatever the number of processes. Exits 1 when a case 
 import argparse
 import itertools
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from properties.loading import load
 from properties.property import Property
 from properties.test_large import FixedCases
 from strategies import RopeCase
+from strategies.case import FILLS
 
 # Cases of one search; a property that runs an implementation several times per case tries as many fewer.
 _CASES = 100
@@ -41,11 +43,17 @@ _PROGRESS_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Search:
-    """One search: the cases that this seed draws for a property and an implementation."""
+    """One search: the cases that this seed draws for a property and an implementation.
+
+    Attributes:
+        relatives: so many more cases of each that is drawn, with other values in the same tensors. A GPU
+            compiles a kernel for nearly every shape that is drawn, which takes longer than to run them all.
+    """
 
     implementation: str
     property: str
     seed: int
+    relatives: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,9 @@ def run(search: Search) -> Outcome:
 
     def test(case: RopeCase) -> None:
         nonlocal ran
-        prop.run(implementation, case)
-        ran += 1
+        for each in (case, *relatives(case, search.relatives)):
+            prop.run(implementation, each)
+            ran += 1
 
     profile = settings(
         max_examples=max(1, _CASES // prop.cost),
@@ -105,6 +114,13 @@ def run(search: Search) -> Outcome:
     return Outcome(search, ran)
 
 
+def relatives(case: RopeCase, count: int) -> Iterator[RopeCase]:
+    """Cases with other values of q, k and, where it is not of angles, the table."""
+    values = random.Random(case.to_json())
+    for _ in range(count):
+        yield replace(case, fill=values.choice(FILLS), seed=values.randrange(1 << 20))
+
+
 def _implementation(spec: str) -> Implementation:
     device = default_device()
     if device == "cuda":
@@ -113,11 +129,11 @@ def _implementation(spec: str) -> Implementation:
     return load(spec, device)
 
 
-def searches(specs: list[str], names: list[str], first_seed: int) -> Iterator[Search]:
+def searches(specs: list[str], names: list[str], first_seed: int, relatives: int = 0) -> Iterator[Search]:
     """Every property of every implementation, again and again, each with the next seed."""
     pairs = itertools.cycle(itertools.product(specs, names))
     for number, (spec, name) in enumerate(pairs, first_seed):
-        yield Search(spec, name, number)
+        yield Search(spec, name, number, relatives)
 
 
 def _prepare() -> None:
@@ -150,6 +166,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     parser.add_argument("--seed", type=int, default=0, help="of the first search (default: 0)")
     parser.add_argument(
+        "--relatives",
+        type=int,
+        default=0,
+        help="so many more cases of each that is drawn, with other values in its tensors (default: 0)",
+    )
+    parser.add_argument(
         "--impl", action="append", metavar="SPEC", help="as in pytest (default: rope-eager, and rope)"
     )
     parser.add_argument(
@@ -166,7 +188,8 @@ def main() -> int:
     silent: set[tuple[str, str]] = set()
     cases, highest, failures = 0, arguments.seed, []
     pairs = {(spec, name) for spec in specs for name in names}
-    for outcome in outcomes(searches(specs, names, arguments.seed), arguments.jobs, silent):
+    todo = searches(specs, names, arguments.seed, arguments.relatives)
+    for outcome in outcomes(todo, arguments.jobs, silent):
         search = outcome.search
         cases, highest = cases + outcome.cases, max(highest, search.seed)
         if outcome.says_nothing:
@@ -181,8 +204,9 @@ def main() -> int:
         if cases >= arguments.cases or now - started > 60 * arguments.minutes or silent >= pairs:
             break
     seconds = time.monotonic() - started
+    drawn = cases // (1 + arguments.relatives)
     print(
-        f"{cases} cases of {', '.join(specs)} on {default_device()} in {seconds:.0f} s "
+        f"{cases} cases ({drawn} drawn) of {', '.join(specs)} on {default_device()} in {seconds:.0f} s "
         f"({cases / seconds:.0f} per second, {arguments.jobs} processes), "
         f"seeds {arguments.seed} to {highest}: {len(failures)} failures"
     )

@@ -1,11 +1,13 @@
 """The search for false alarms: it counts, repeats itself, and finds what is wrong."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from strategies import RopeCase
 from tests import false_alarms
-from tests.false_alarms import Search, run, searches
+from tests.false_alarms import Search, relatives, run, searches
 from tests.mutants import MUTANTS
 
 
@@ -32,6 +34,16 @@ def test_every_search_has_a_seed_of_its_own() -> None:
     listed = list(itertools.islice(searches(["a", "b"], ["p", "q"], 7), 5))
     assert [s.seed for s in listed] == [7, 8, 9, 10, 11]
     assert (listed[4].implementation, listed[4].property) == ("a", "p")
+
+
+def test_relatives_differ_in_values_alone() -> None:
+    case = RopeCase(requests=((3, 2),), rot_half=4)
+    several = list(relatives(case, 20))
+    assert len({case, *several}) == 21
+    assert {replace(c, fill=case.fill, seed=case.seed) for c in several} == {case}
+    assert several == list(relatives(case, 20))
+    outcome = run(Search("rope-eager", "test_matches_the_oracle", 1, relatives=2))
+    assert (outcome.cases, outcome.failure) == (300, None)
 
 
 def test_no_property_is_left_out() -> None:

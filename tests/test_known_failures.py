@@ -165,10 +165,12 @@ def test_same_bits_are_more_than_within_bounds() -> None:
 
 
 def test_only_cases_of_both_domains_are_compared() -> None:
-    neox = Domain(layouts=("neox",), head_dims=(64, 128), inverse=(False,))
-    even = Domain(head_dims=(128, 256), starts=False)
+    neox = Domain(layouts=("neox",), head_dims=(64, 128), inverse=(False,), rot_multiple=4)
+    even = Domain(head_dims=(128, 256), starts=False, rot_multiple=6)
     common = neox.common(even)
-    assert common == Domain(layouts=("neox",), head_dims=(128,), inverse=(False,), starts=False)
+    assert common == Domain(
+        layouts=("neox",), head_dims=(128,), inverse=(False,), starts=False, rot_multiple=12
+    )
     assert neox.common(Domain(layouts=("gptj",))) is None
 
 

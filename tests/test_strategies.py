@@ -58,6 +58,9 @@ def test_repr_says_what_differs_from_the_simplest_case_only() -> None:
         Domain(tables=("gathered",), without_k=(True,)),
         Domain(tails=("both",)),
         Domain(tails=("before", "none"), head_dims=(6,)),
+        Domain(rot_multiple=8),
+        Domain(rot_multiple=14),
+        Domain(rot_multiple=8, head_dims=(16, 64), tails=("none", "after")),
     ],
 )
 def test_every_drawn_case_lies_in_its_domain(domain: Domain) -> None:
@@ -71,6 +74,7 @@ def test_every_drawn_case_lies_in_its_domain(domain: Domain) -> None:
 def test_a_domain_says_why_a_case_is_outside() -> None:
     assert "gptj" in str(Domain(layouts=("neox",)).why_outside(RopeCase(layout="gptj")))
     assert "head_dim" in str(Domain(head_dims=(64,)).why_outside(RopeCase()))
+    assert "multiples of 4" in str(Domain(rot_multiple=4).why_outside(RopeCase(rot_half=6)))
     assert "expand" in str(Domain(q_strides=("dense",)).why_outside(RopeCase(q_strides=Strides(expand="h"))))
     assert "starts" in str(Domain(starts=False).why_outside(RopeCase(requests=((1, 1),))))
 

@@ -2,7 +2,8 @@
 
 Source: flashinfer.rope, https://github.com/flashinfer-ai/flashinfer.
 query and key are (tokens, heads * head_dim), also as views of one packed row; positions (tokens,);
-cos_sin_cache (max_position, rot_dim) float32, cos then sin. With no tokens it raises.
+cos_sin_cache (max_position, rot_dim) float32, cos then sin. With no tokens it raises; a rot_dim that is no
+multiple of 16 ends in a misaligned access (docs/findings.md), so that the rest can be judged only without.
 """
 
 from typing import Any
@@ -35,6 +36,7 @@ flashinfer = Implementation(
         inverse=(False,),
         without_k=(False,),
         head_dims=(64, 128, 256),
+        rot_multiple=8,
         empty=False,
         position_steps=False,
         tables=("indexed",),
