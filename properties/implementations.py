@@ -70,7 +70,8 @@ def _rope_with_tile(*args: Any, tile: tuple[int, int] | None = None, **options: 
     # Imported late: the kernels read TRITON_INTERPRET when they are decorated.
     from rope.launch import Tile, forced_tile
 
-    with forced_tile(Tile(*tile) if tile else None):
+    # On a flat grid, which otherwise only tensors have that are too large for many cases.
+    with forced_tile(Tile(*tile, flat=True) if tile else None):
         return apply_rope(*args, **options)
 
 

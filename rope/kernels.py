@@ -291,13 +291,20 @@ def rope_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr,
+    FLAT: tl.constexpr,  # the grid has one axis
 ):
     # Layout neox (i with i + ROT_HALF) or, when GPTJ, gptj (2i with 2i + 1).
     # Head blocks run fastest, so programs that share table rows run together.
-    token_block = tl.program_id(0) // head_blocks
-    head_block = tl.program_id(0) % head_blocks
-    b = (token_block // row_blocks).to(tl.int64)
-    n = (token_block % row_blocks).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
+    head_block = tl.program_id(0)
+    row_block = tl.program_id(1)
+    b = tl.program_id(2)
+    if FLAT:
+        # Two divisions more, before the first load: at one token a tenth of a launch.
+        b = head_block // head_blocks // row_blocks
+        row_block = head_block // head_blocks % row_blocks
+        head_block = head_block % head_blocks
+    b = b.to(tl.int64)
+    n = row_block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
     live = n < tokens
     position = n
     if HAS_POSITIONS:

@@ -12,19 +12,21 @@ from rope import repeated
 from rope.checks import Geometry
 from rope.kernels import rope_kernel
 
-# Axis 0 of a grid; the other axes stop at 65535, so they are not used.
-_MAX_PROGRAMS = 2**31 - 1
+# Blocks on axis 0 of a grid, and on each of the other axes.
+_MAX_PROGRAMS, _MAX_BLOCKS = 2**31 - 1, 65535
 # The widest access of one lane.
 _ALIGN_BYTES = 16
 _TRITON = triton.__version__.split(".")[:2]
 
 
 class Tile(NamedTuple):
-    """Tokens and heads that one program owns (powers of two), and its warps."""
+    """Tokens and heads that one program owns (powers of two), its warps, and whether the grid has one axis,
+    which takes more blocks of tokens and batch rows."""
 
     tokens: int
     heads: int
     warps: int = 1
+    flat: bool = False
 
 
 _forced_tile: Tile | None = None
@@ -104,7 +106,7 @@ def rotate(
     if plan is None:
         plan = _plan(geometry, tensors, positions is not None, in_place, inverse, _forced_tile)
         geometry.kept[key] = plan
-    if not plan.programs:
+    if 0 in plan.grid:
         return None
     plan.launch(tensors, pointers)
     return plan if _forced_tile is None else None
@@ -115,7 +117,7 @@ class Plan:
     """One launch of rope_kernel but for its pointers.
 
     Attributes:
-        programs: how many programs run.
+        grid: how many programs run along each axis.
         numbers: the run-time numbers of the kernel, in order; before them None for a missing pointer.
         constants: its constexprs, in order.
         warps: per program.
@@ -123,7 +125,7 @@ class Plan:
         compiled: the quick way to launch it again, once it was compiled.
     """
 
-    programs: int
+    grid: tuple[int, int, int]
     numbers: tuple[int | None, ...]
     constants: dict[str, object]
     warps: int
@@ -145,12 +147,10 @@ class Plan:
             # short rotation; the plan knows it already.
             launch, of_kernel = self.compiled
             stream = torch._C._cuda_getCurrentRawStream(self.device)
-            launch(self.programs, 1, 1, stream, *of_kernel, *pointers, *self.arguments)
+            launch(*self.grid, stream, *of_kernel, *pointers, *self.arguments)
 
     def _launch_publicly(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        kernel = rope_kernel[(self.programs,)](
-            *tensors, *self.numbers, **self.constants, num_warps=self.warps
-        )
+        kernel = rope_kernel[self.grid](*tensors, *self.numbers, **self.constants, num_warps=self.warps)
         self.compiled = _quick_way(kernel)
 
 
@@ -198,6 +198,7 @@ def _plan(
     table_unit, table_numbers = _in_units(cos.element_size(), table_strides)
     tile = _fit_grid(forced or choose_tile(g, q.element_size()), g)
     q_blocks, head_blocks = _head_blocks(tile, g)
+    row_blocks = triton.cdiv(g.tokens, tile.tokens)
     numbers = (
         *missing_pointer,
         *x_numbers,
@@ -205,7 +206,7 @@ def _plan(
         *position_strides,
         *axes_numbers,
         g.tokens,
-        triton.cdiv(g.tokens, tile.tokens),
+        row_blocks,
         g.q_heads,
         g.k_heads,
         q_blocks,
@@ -228,8 +229,12 @@ def _plan(
         "BLOCK_H": tile.heads,
         "BLOCK_HALF": _block(g.rot_half),
         "BLOCK_TAIL": _block(tail),
+        "FLAT": tile.flat,
     }
-    return Plan(_programs(tile, g), numbers, constants, tile.warps, q.get_device())
+    grid = (head_blocks, row_blocks, g.batch)
+    if tile.flat:
+        grid = (head_blocks * row_blocks * g.batch, 1, 1)
+    return Plan(grid, numbers, constants, tile.warps, q.get_device())
 
 
 def _aligned(pointers: tuple[int, ...]) -> tuple[bool, ...]:
@@ -250,12 +255,10 @@ def _head_blocks(tile: Tile, g: Geometry) -> tuple[int, int]:
     return q_blocks, q_blocks + triton.cdiv(g.k_heads, tile.heads)
 
 
-def _programs(tile: Tile, g: Geometry) -> int:
-    return g.batch * triton.cdiv(g.tokens, tile.tokens) * _head_blocks(tile, g)[1]
-
-
 def _fit_grid(tile: Tile, g: Geometry) -> Tile:
-    while _programs(tile, g) > _MAX_PROGRAMS:
+    if max(g.batch, triton.cdiv(g.tokens, tile.tokens)) > _MAX_BLOCKS:
+        tile = tile._replace(flat=True)
+    while g.batch * triton.cdiv(g.tokens, tile.tokens) * _head_blocks(tile, g)[1] > _MAX_PROGRAMS:
         tile = tile._replace(tokens=2 * tile.tokens)
     return tile
 
