@@ -91,10 +91,11 @@ case = pathlib.Path(__file__).with_name("case.json")
 done = subprocess.run(
     [sys.executable, "-m", "pytest", *COMMAND, str(case)], capture_output=True, text=True
 )
-if done.returncode not in (0, 1):
+if done.returncode > 1:
     sys.exit(done.stdout + done.stderr)
-print("FAULT: the replay fails" if done.returncode else "OK: the replay passes")
-sys.exit(done.returncode)
+died = f"FAULT: the replay died of signal {{-done.returncode}}"
+print({{0: "OK: the replay passes", 1: "FAULT: the replay fails"}}.get(done.returncode, died))
+sys.exit(done.returncode != 0)
 '''
 
 

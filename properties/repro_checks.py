@@ -313,7 +313,7 @@ try:
     if device == "cuda":
         torch.cuda.synchronize()
 except Exception as error:
-    print(f"FAULT: raised {{type(error).__name__}}: {{error}}")
+    print(f"FAULT: raised {{type(error).__name__}}: {{error}}".splitlines()[0])
     sys.exit(1)
 {_ENDING}"""
 

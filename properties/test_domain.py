@@ -49,7 +49,17 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 # What a library raises on purpose; an IndexError or ZeroDivisionError is an accident.
 _REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError)
 # Fields of Domain that are claims and not input.
-_CLAIMS = ("compute", "least_traffic", "tiles", "needs", "refuses", "gradients", "fullgraph", "holes")
+_CLAIMS = (
+    "compute",
+    "least_traffic",
+    "tiles",
+    "needs",
+    "refuses",
+    "gradients",
+    "fullgraph",
+    "captured",
+    "holes",
+)
 
 
 def just_outside(domain: Domain, case: RopeCase) -> Iterator[RopeCase]:

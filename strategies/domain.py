@@ -76,6 +76,7 @@ class Domain:
             says nothing about other input does not.
         gradients: whether outputs carry the gradients of q and k, in place too. An inference kernel has none.
         fullgraph: whether torch.compile takes a call whole (fullgraph=True), without a tile.
+        captured: whether a CUDA graph can capture a call, which then must not wait for the GPU.
         holes: what is left out for known faults; strategies draw there, searches pass over it.
     """
 
@@ -110,6 +111,7 @@ class Domain:
     refuses: bool = False
     gradients: bool = False
     fullgraph: bool = False
+    captured: bool = True
     holes: tuple[Hole, ...] = ()
 
     def why_outside(self, case: RopeCase) -> str | None:

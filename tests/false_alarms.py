@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import pytest
@@ -46,8 +46,9 @@ class Search:
     """One search: the cases that this seed draws for a property and an implementation.
 
     Attributes:
-        relatives: so many more cases of each that is drawn, with other values in the same tensors. A GPU
-            compiles a kernel for nearly every shape that is drawn, which takes longer than to run them all.
+        relatives: so many more cases of each that is drawn, with other values in the same tensors; fewer of
+            a property that runs an implementation several times per case. A GPU compiles a kernel for nearly
+            every shape that is drawn, which takes longer than to run them all.
     """
 
     implementation: str
@@ -61,13 +62,14 @@ class Outcome:
     """How a search ended.
 
     Attributes:
-        cases: how many ran.
+        cases, drawn: how many ran, and of these were drawn.
         failure: what failed, in a line, or None.
         says_nothing: the property does not speak of this implementation here.
     """
 
     search: Search
     cases: int
+    drawn: int = 0
     failure: str | None = None
     says_nothing: bool = False
 
@@ -89,16 +91,18 @@ def run(search: Search) -> Outcome:
     domain = prop.domain(implementation)
     if domain is None:
         return Outcome(search, 0, says_nothing=True)
-    ran = 0
+    ran = drawn = 0
 
     def test(case: RopeCase) -> None:
-        nonlocal ran
-        for each in (case, *relatives(case, search.relatives)):
+        nonlocal ran, drawn
+        drawn += 1
+        for each in (case, *relatives(case, search.relatives // prop.cost)):
             prop.run(implementation, each)
             ran += 1
 
     profile = settings(
-        max_examples=max(1, _CASES // prop.cost),
+        # Shorter where each has relatives: what is not finished at the end is lost.
+        max_examples=max(1, _CASES // prop.cost // (4 if search.relatives else 1)),
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -108,17 +112,17 @@ def run(search: Search) -> Outcome:
     try:
         seed(search.seed)(profile(given(case=prop.draw(domain))(test)))()
     except pytest.skip.Exception:
-        return Outcome(search, ran, says_nothing=True)
+        return Outcome(search, ran, drawn, says_nothing=True)
     except Failure as failure:
-        return Outcome(search, ran, f"{type(failure).__name__}: {failure} in {failure.case!r}")
-    return Outcome(search, ran)
+        return Outcome(search, ran, drawn, f"{type(failure).__name__}: {failure} in {failure.case!r}")
+    return Outcome(search, ran, drawn)
 
 
 def relatives(case: RopeCase, count: int) -> Iterator[RopeCase]:
-    """Cases with other values of q, k and, where it is not of angles, the table."""
+    """Cases with other values of q and k, and tables of angles, which are made once for all."""
     values = random.Random(case.to_json())
     for _ in range(count):
-        yield replace(case, fill=values.choice(FILLS), seed=values.randrange(1 << 20))
+        yield replace(case, fill=values.choice(FILLS), seed=values.randrange(1 << 20), table_fill="angles")
 
 
 def _implementation(spec: str) -> Implementation:
@@ -155,6 +159,9 @@ def outcomes(todo: Iterator[Search], jobs: int, silent: set[tuple[str, str]]) ->
                 yield from (future.result() for future in done)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            # What is under way may take a minute, and nobody waits for it.
+            for worker in active_children():
+                worker.terminate()
 
 
 def main() -> int:
@@ -186,12 +193,12 @@ def main() -> int:
 
     started = shown = time.monotonic()
     silent: set[tuple[str, str]] = set()
-    cases, highest, failures = 0, arguments.seed, []
+    cases, drawn, highest, failures = 0, 0, arguments.seed, []
     pairs = {(spec, name) for spec in specs for name in names}
     todo = searches(specs, names, arguments.seed, arguments.relatives)
     for outcome in outcomes(todo, arguments.jobs, silent):
         search = outcome.search
-        cases, highest = cases + outcome.cases, max(highest, search.seed)
+        cases, drawn, highest = cases + outcome.cases, drawn + outcome.drawn, max(highest, search.seed)
         if outcome.says_nothing:
             silent.add((search.implementation, search.property))
         if outcome.failure:
@@ -204,7 +211,6 @@ def main() -> int:
         if cases >= arguments.cases or now - started > 60 * arguments.minutes or silent >= pairs:
             break
     seconds = time.monotonic() - started
-    drawn = cases // (1 + arguments.relatives)
     print(
         f"{cases} cases ({drawn} drawn) of {', '.join(specs)} on {default_device()} in {seconds:.0f} s "
         f"({cases / seconds:.0f} per second, {arguments.jobs} processes), "

@@ -41,9 +41,10 @@ def test_relatives_differ_in_values_alone() -> None:
     several = list(relatives(case, 20))
     assert len({case, *several}) == 21
     assert {replace(c, fill=case.fill, seed=case.seed) for c in several} == {case}
+    assert {c.table_fill for c in relatives(replace(case, table_fill="normal"), 20)} == {"angles"}
     assert several == list(relatives(case, 20))
     outcome = run(Search("rope-eager", "test_matches_the_oracle", 1, relatives=2))
-    assert (outcome.cases, outcome.failure) == (300, None)
+    assert (outcome.cases, outcome.drawn, outcome.failure) == (75, 25, None)
 
 
 def test_no_property_is_left_out() -> None:

