@@ -4,7 +4,9 @@
     python -m tests.false_alarms --cases 1000000 --jobs 16 --impl rope --relatives 49     (compiled, on a GPU)
 
 A run is a list of short searches, each with a seed of its own counted from --seed, so that the same numbers
-try the same cases again, whatever the number of processes. Exits 1 when a case fails.
+try the same cases again, whatever the number of processes. Properties that draw alike search together and
+share the runs of their cases; as in the summary of pytest, each of them counts its cases. Exits 1 when a case
+fails.
 """
 
 import argparse
@@ -12,12 +14,14 @@ import itertools
 import os
 import random
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,27 +36,31 @@ from properties.implementations import Implementation, default_device
 from properties.interpreter import make_faithful
 from properties.loading import load
 from properties.property import Property
+from properties.record import Journal, Record, SharedRuns, recording
 from properties.test_large import FixedCases
 from strategies import RopeCase
 from strategies.case import FILLS
 
 # Cases of one search; a property that runs an implementation several times per case tries as many fewer.
 _CASES = 100
+# Kept for the other properties of a search, which take one case after the other.
+_SHARED_RUNS = 4
 _PROGRESS_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Search:
-    """One search: the cases that this seed draws for a property and an implementation.
+    """One search: the cases that this seed draws for some properties and an implementation.
 
     Attributes:
+        properties: names of some that draw alike.
         relatives: so many more cases of each that is drawn, with other values in the same tensors; fewer of
             a property that runs an implementation several times per case. A GPU compiles a kernel for nearly
             every shape that is drawn, which takes longer than to run them all.
     """
 
     implementation: str
-    property: str
+    properties: tuple[str, ...]
     seed: int
     relatives: int = 0
 
@@ -62,16 +70,17 @@ class Outcome:
     """How a search ended.
 
     Attributes:
-        cases, drawn: how many ran, and of these were drawn.
+        cases: how many ran, counted for each property.
+        drawn: how many were drawn.
         failure: what failed, in a line, or None.
-        says_nothing: the property does not speak of this implementation here.
+        silent: the properties that do not speak of this implementation here.
     """
 
     search: Search
-    cases: int
+    cases: int = 0
     drawn: int = 0
     failure: str | None = None
-    says_nothing: bool = False
+    silent: tuple[str, ...] = ()
 
 
 def properties() -> dict[str, Property]:
@@ -85,37 +94,54 @@ def properties() -> dict[str, Property]:
     return found
 
 
+def alike(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """The properties in groups that draw the same cases."""
+    groups: dict[Any, list[str]] = {}
+    for name in names:
+        prop = properties()[name]
+        groups.setdefault((type(prop), prop.draw, str(prop.narrowed), prop.cost), []).append(name)
+    return [tuple(group) for group in groups.values()]
+
+
 def run(search: Search) -> Outcome:
     """Run one search on this process's device."""
-    prop, implementation = properties()[search.property], _implementation(search.implementation)
-    domain = prop.domain(implementation)
+    tried = {name: properties()[name] for name in search.properties}
+    first, implementation = next(iter(tried.values())), _implementation(search.implementation)
+    domain = first.domain(implementation)
     if domain is None:
-        return Outcome(search, 0, says_nothing=True)
+        return Outcome(search, silent=search.properties)
     ran = drawn = 0
 
     def test(case: RopeCase) -> None:
         nonlocal ran, drawn
         drawn += 1
-        for each in (case, *relatives(case, search.relatives // prop.cost)):
-            prop.run(implementation, each)
-            ran += 1
+        for each in (case, *relatives(case, search.relatives // first.cost)):
+            for name, prop in list(tried.items()):
+                try:
+                    prop.run(implementation, each)
+                    ran += 1
+                except pytest.skip.Exception:
+                    del tried[name]
 
     profile = settings(
         # Shorter where each has relatives: what is not finished at the end is lost.
-        max_examples=max(1, _CASES // prop.cost // (4 if search.relatives else 1)),
+        max_examples=max(1, _CASES // first.cost // (4 if search.relatives else 1)),
         database=None,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    try:
-        seed(search.seed)(profile(given(case=prop.draw(domain))(test)))()
-    except pytest.skip.Exception:
-        return Outcome(search, ran, drawn, says_nothing=True)
-    except Failure as failure:
-        return Outcome(search, ran, drawn, f"{type(failure).__name__}: {failure} in {failure.case!r}")
-    return Outcome(search, ran, drawn)
+    failed = None
+    journal = Journal(Path(tempfile.gettempdir(), f"rope-false-alarms-{os.getpid()}.json"))
+    with recording(Record(journal, SharedRuns(_SHARED_RUNS))):
+        try:
+            seed(search.seed)(profile(given(case=first.draw(domain))(test)))()
+        except Failure as failure:
+            name = f"{failure.property.name}: {type(failure).__name__}"
+            failed = f"{name}: {failure} in {failure.case!r}"
+    journal.close()
+    return Outcome(search, ran, drawn, failed, tuple(set(search.properties) - set(tried)))
 
 
 def relatives(case: RopeCase, count: int) -> Iterator[RopeCase]:
@@ -134,10 +160,10 @@ def _implementation(spec: str) -> Implementation:
 
 
 def searches(specs: list[str], names: list[str], first_seed: int, relatives: int = 0) -> Iterator[Search]:
-    """Every property of every implementation, again and again, each with the next seed."""
-    pairs = itertools.cycle(itertools.product(specs, names))
-    for number, (spec, name) in enumerate(pairs, first_seed):
-        yield Search(spec, name, number, relatives)
+    """Every property of every implementation, again and again, each group with the next seed."""
+    pairs = itertools.cycle(itertools.product(specs, alike(names)))
+    for number, (spec, group) in enumerate(pairs, first_seed):
+        yield Search(spec, group, number, relatives)
 
 
 def _prepare() -> None:
@@ -153,8 +179,9 @@ def outcomes(todo: Iterator[Search], jobs: int, silent: set[tuple[str, str]]) ->
             while True:
                 while len(running) < 2 * jobs:
                     search = next(todo)
-                    if (search.implementation, search.property) not in silent:
-                        running.add(pool.submit(run, search))
+                    names = tuple(n for n in search.properties if (search.implementation, n) not in silent)
+                    if names:
+                        running.add(pool.submit(run, replace(search, properties=names)))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
         finally:
@@ -199,8 +226,7 @@ def main() -> int:
     for outcome in outcomes(todo, arguments.jobs, silent):
         search = outcome.search
         cases, drawn, highest = cases + outcome.cases, drawn + outcome.drawn, max(highest, search.seed)
-        if outcome.says_nothing:
-            silent.add((search.implementation, search.property))
+        silent |= {(search.implementation, name) for name in outcome.silent}
         if outcome.failure:
             failures.append(search)
             print(f"FAILURE of {search}: {outcome.failure}", flush=True)

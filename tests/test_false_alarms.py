@@ -12,18 +12,21 @@ from tests.mutants import MUTANTS
 
 
 def test_a_correct_implementation_gives_no_alarm() -> None:
-    outcome = run(Search("rope-eager", "test_matches_the_oracle", 1))
-    assert (outcome.cases, outcome.failure, outcome.says_nothing) == (100, None, False)
+    outcome = run(Search("rope-eager", ("test_matches_the_oracle", "test_v_is_unmodified"), 1))
+    assert (outcome.cases, outcome.drawn, outcome.failure, outcome.silent) == (200, 100, None, ())
 
 
 def test_a_property_that_does_not_apply_says_nothing() -> None:
-    assert run(Search("rope-eager", "test_tiles_agree", 1)).says_nothing
+    names = ("test_v_is_unmodified", "test_no_race")
+    outcome = run(Search("rope-eager", names, 1))
+    assert (outcome.cases, outcome.silent) == (100, ("test_no_race",))
+    assert run(Search("rope-eager", ("test_agrees_with_the_other",), 1)).silent
 
 
 def test_a_seed_tries_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = next(m for m in MUTANTS if m.name == "sin_sign_flipped")
     monkeypatch.setattr(false_alarms, "_implementation", lambda spec: mutant.fresh())
-    first, second, other = (run(Search("mutant", "test_matches_the_oracle", n)) for n in (3, 3, 4))
+    first, second, other = (run(Search("mutant", ("test_matches_the_oracle",), n)) for n in (3, 3, 4))
     assert first == second
     assert first.failure is not None
     assert "RopeCase(" in first.failure
@@ -31,9 +34,10 @@ def test_a_seed_tries_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_search_has_a_seed_of_its_own() -> None:
-    listed = list(itertools.islice(searches(["a", "b"], ["p", "q"], 7), 5))
+    names = ["test_no_race", "test_is_additive", "test_matches_the_oracle"]
+    listed = list(itertools.islice(searches(["a", "b"], names, 7), 5))
     assert [s.seed for s in listed] == [7, 8, 9, 10, 11]
-    assert (listed[4].implementation, listed[4].property) == ("a", "p")
+    assert (listed[4].implementation, listed[4].properties) == ("a", ("test_no_race", names[2]))
 
 
 def test_relatives_differ_in_values_alone() -> None:
@@ -43,7 +47,7 @@ def test_relatives_differ_in_values_alone() -> None:
     assert {replace(c, fill=case.fill, seed=case.seed) for c in several} == {case}
     assert {c.table_fill for c in relatives(replace(case, table_fill="normal"), 20)} == {"angles"}
     assert several == list(relatives(case, 20))
-    outcome = run(Search("rope-eager", "test_matches_the_oracle", 1, relatives=2))
+    outcome = run(Search("rope-eager", ("test_matches_the_oracle",), 1, relatives=2))
     assert (outcome.cases, outcome.drawn, outcome.failure) == (75, 25, None)
 
 
