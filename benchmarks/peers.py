@@ -84,9 +84,10 @@ def _hugging_face(shape: Shape, i: Inputs, *, compiled: bool) -> Callable[[], Ro
 
 @functools.cache
 def _compiled(function: Callable[..., Rotated], shape: Shape) -> Callable[..., Rotated]:
-    # Past a number of recompilations a function runs eagerly: each shape starts anew.
+    # Past a number of recompilations a function runs eagerly: each shape starts anew, and one compilation
+    # serves every number of tokens, as a server needs.
     torch.compiler.reset()
-    return torch.compile(function)
+    return torch.compile(function, dynamic=True)
 
 
 def _liger(shape: Shape, i: Inputs) -> Callable[[], Rotated]:

@@ -8,6 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 _REPLAYS = 15
+# Starting a graph takes some microseconds, which so many calls share at least.
+_CALLS_OF_A_GRAPH = 24
+# After other work the GPU was up to a tenth slower for some milliseconds, whatever ran.
+_WARM_UP_SECONDS = 0.02
+_SECONDS = 0.05
 # Several times the L2 of current GPUs, so that no replay finds its data in cache.
 _FRESH_BYTES = 512 << 20
 
@@ -18,7 +23,8 @@ def sets_for(bytes_per_call: int) -> int:
 
 
 def graph_us(calls: Sequence[Callable[[], object]]) -> float:
-    """Median microseconds per call, when all calls are captured in one graph and replayed."""
+    """Median microseconds per call, when all calls are captured in one graph, again and again, and replayed."""
+    calls = [*calls] * -(-_CALLS_OF_A_GRAPH // len(calls))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -28,10 +34,13 @@ def graph_us(calls: Sequence[Callable[[], object]]) -> float:
         with torch.cuda.graph(graph, stream=stream):
             for call in calls:
                 call()
-    graph.replay()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(_REPLAYS):
+    warm = time.perf_counter() + _WARM_UP_SECONDS
+    while time.perf_counter() < warm:
+        graph.replay()
+        torch.cuda.synchronize()
+    times: list[float] = []
+    enough = time.perf_counter() + _SECONDS
+    while len(times) < 5 or (len(times) < _REPLAYS and time.perf_counter() < enough):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
