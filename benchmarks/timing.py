@@ -23,7 +23,7 @@ def sets_for(bytes_per_call: int) -> int:
 
 
 def graph_us(calls: Sequence[Callable[[], object]]) -> float:
-    """Median microseconds per call, when all calls are captured in one graph, again and again, and replayed."""
+    """Median microseconds per call, all captured in one graph, several times over, that is replayed."""
     calls = [*calls] * -(-_CALLS_OF_A_GRAPH // len(calls))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
