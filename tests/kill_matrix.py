@@ -47,6 +47,8 @@ FAMILIES = (
 )  # fmt: skip
 # Cases drawn over all layouts and dtypes before a property is said not to kill a mutant.
 CASES = 60
+# As many as in the ci profile for one layout and dtype, and as the suite draws for all of them.
+_FEW, _MANY = 50, 400
 
 
 # The family that kills most mutants of a kind, where that is not the first.
@@ -185,17 +187,35 @@ def _size(case: RopeCase) -> tuple[int, int, int]:
     return len(non_default(case)), elements, len(repr(case))
 
 
-def first_killer(mutant: Mutant, few: int = 50, many: int = 400) -> tuple[Property, Kill] | None:
+def first_killer(mutant: Mutant) -> tuple[Property, Kill] | None:
     """The first property that kills a mutant.
 
-    Each tries a few cases, as in the ci profile for one layout and dtype; a mutant that outlives all gets as
-    many as the suite draws for all of them.
+    Each tries a few cases; a mutant that outlives all gets many.
     """
-    for cases, prop in itertools.product((few, many), likely_first(mutant)):
+    for cases, prop in itertools.product((_FEW, _MANY), likely_first(mutant)):
         kill = search(prop, mutant.fresh(), cases=cases)
         if kill is not None:
             return prop, kill
     return None
+
+
+def cases_for(prop: Property) -> int:
+    """How many cases a property gets: one that runs several times per case sees more in each."""
+    return CASES if prop.cost == 1 else CASES // 2
+
+
+def dies_again(mutant: Mutant, needed: dict[str, int]) -> bool:
+    """Whether a mutant dies under a property that killed it before, by the cases that each needed, or any.
+
+    What Hypothesis draws depends on what else is imported, so another run needs other cases.
+    """
+    killers = [prop for prop in likely_first(mutant) if prop.name in needed]
+    killers.sort(key=lambda prop: (isinstance(prop, FixedCases), needed[prop.name] * prop.cost))
+    for few in (True, False):
+        for prop in killers:
+            if search(prop, mutant.fresh(), cases=cases_for(prop) if few else _MANY) is not None:
+                return True
+    return first_killer(mutant) is not None
 
 
 def measure(mutant: Mutant) -> Row:
@@ -203,8 +223,7 @@ def measure(mutant: Mutant) -> Row:
     kills: dict[str, Kill] = {}
     smallest = None
     for prop in likely_first(mutant):
-        # A property that runs several times per case sees more in each.
-        kill = search(prop, mutant.fresh(), cases=CASES if prop.cost == 1 else CASES // 2)
+        kill = search(prop, mutant.fresh(), cases=cases_for(prop))
         if kill is None:
             continue
         kills[prop.name] = kill

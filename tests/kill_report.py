@@ -1,5 +1,6 @@
 """The kill matrix as text: a line per mutant, and docs/kill-matrix.md."""
 
+import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,17 @@ def document(rows: list[Row], families: dict[str, list[str]], cases: int) -> str
             alone = [row.name for row in killed if set(row.kills) == {name}]
             lines.append(f"| {family} | {name} | {len(killed)} | {_few(alone)} |")
     return "\n".join(lines) + "\n"
+
+
+def published() -> dict[str, dict[str, int]]:
+    """Which properties kill each mutant, and how many cases they needed, by the published matrix."""
+    kills = {}
+    for line in DOCUMENT.read_text().splitlines():
+        cells = line.split(" | ")
+        if len(cells) == 6:
+            found = re.findall(r"(\w+) \((\d+)\)", cells[3])
+            kills[cells[1]] = {f"test_{name}": int(cases) for name, cases in found}
+    return kills
 
 
 def _killers(row: Row) -> str:

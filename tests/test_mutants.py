@@ -7,11 +7,10 @@ import pytest
 
 from properties import test_reference
 from properties.property import Property
-from tests.kill_matrix import FAMILIES, first_killer, properties, search
+from tests.kill_matrix import FAMILIES, dies_again, first_killer, properties, search
+from tests.kill_report import published
 from tests.mutants import MUTANTS, Mutant, correct
 from tests.mutants.base import Steps
-
-pytestmark = pytest.mark.slow
 
 # TABLEMATH has its mutants in tests/mutants/tables.py.
 _KINDS = {
@@ -25,6 +24,13 @@ _BASE, _FEW, _MANY = 50, 20, 400
 _FORWARD = [mutant for mutant in MUTANTS if not (mutant.domain.gradients or mutant.domain.fullgraph)]
 
 
+@pytest.mark.parametrize("mutant", _FORWARD, ids=lambda mutant: mutant.name)
+def test_a_mutant_dies_as_published(mutant: Mutant) -> None:
+    """Mostly under the property that is quickest by docs/kill-matrix.md."""
+    assert dies_again(mutant, published()[mutant.name]), "run `make kill-matrix`"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", _FORWARD, ids=lambda mutant: mutant.name)
 def test_a_mutant_dies(mutant: Mutant) -> None:
     killed = first_killer(mutant)
@@ -88,6 +94,7 @@ def test_every_family_has_a_mutant_of_its_own_or_a_reason() -> None:
     assert not set(_ONLY) & set(_WITHOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", _ONLY)
 def test_a_family_kills_what_no_other_does(family: str) -> None:
     mutant = next(m for m in MUTANTS if m.name == _ONLY[family])
