@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,11 @@ class Run:
     outputs: dict[str, torch.Tensor]
     allocations: list[Guarded]
     trace: Trace | None = None
+
+    @cached_property
+    def changed(self) -> list[tuple[Guarded, torch.Tensor]]:
+        """Every guarded buffer, those of the arena first, with the elements that the call changed."""
+        return [(guarded, guarded.changed()) for guarded in self.arena.buffers + self.allocations]
 
     def exact(self, name: str) -> Exact:
         """The exact rotation of one tensor."""
@@ -253,17 +259,18 @@ def check_tail(run: Run) -> None:
 
 def check_v(run: Run) -> None:
     """ValueChanged when any byte of V changed."""
-    for guarded in run.arena.buffers:
+    for guarded, changed in run.changed:
         if "v" in guarded.views:
-            hit = guarded.changed() & guarded.owned("v")
+            hit = changed & guarded.owned("v")
             if hit.any():
                 raise ValueChanged(f"{int(hit.sum())} elements of V changed")
 
 
 def check_inputs(run: Run) -> None:
     """InputChanged when something changed that the call had to leave alone."""
-    for guarded in run.arena.buffers:
-        changed = guarded.changed()
+    for guarded, changed in run.changed[: len(run.arena.buffers)]:
+        if not changed.any():
+            continue
         for name in guarded.views:
             if name == "v" or (name in ("q", "k") and run.case.inplace):
                 continue
@@ -274,9 +281,11 @@ def check_inputs(run: Run) -> None:
 
 def check_red_zones(run: Run) -> None:
     """OutOfBoundsWrite when memory outside every tensor changed: around them, or in a stride gap."""
-    for guarded in run.arena.buffers + run.allocations:
+    for guarded, changed in run.changed:
+        if not changed.any():
+            continue
         names = list(guarded.views)
-        hit = guarded.changed() & ~guarded.owned(*names)
+        hit = changed & ~guarded.owned(*names)
         if hit.any():
             at = int(hit.nonzero()[0]) - int(guarded.views[names[0]].storage_offset())
             raise OutOfBoundsWrite(

@@ -165,10 +165,10 @@ class Arena:
                 # Packed on one token axis, a gathered table is one row per token.
                 table = table[positions if case.rank == 4 else positions[0]]
             self._poke(name, table.view(-1))
+            tables[name] = table
             self._place_table(name, table)
         given, axes = self._place_positions(positions), self._place_axes()
-        for name in tables:
-            table = next(g.views[name] for g in self.buffers if name in g.views).cpu()
+        for name, table in tables.items():
             if case.table == "gathered":
                 self.inputs[name] = table.clone().view(*given.shape, case.rot_half)
             else:
