@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis.errors import FlakyFailure
 
-from properties import test_reference, test_trace  # modules: a property in this namespace would run
+# Modules: a property in this namespace would run.
+from properties import repro, test_errors, test_gradients, test_reference, test_trace
 from properties.counterexamples import analyse, describe, failures_in
 from properties.failures import Failure, Mismatch, UnwrittenOutput
 from properties.implementations import Implementation, bundled, default_device
@@ -161,6 +162,52 @@ def test_the_report_is_the_golden_one(report: str, tmp_path: Path, monkeypatch: 
     if os.environ.get("UPDATE_GOLDENS"):
         golden.write_text(text)
     assert text == golden.read_text(), "run with UPDATE_GOLDENS=1 when the change is meant"
+
+
+# Faults that a plain script cannot show: an implementation, the property that finds it, a case.
+IN_THE_HARNESS = {
+    "RaceHazard": ("partner_loaded_separately", test_trace.test_no_race, RopeCase(inplace=True)),
+    "ExtraTraffic": (
+        "partner_loaded_separately",
+        test_trace.test_traffic_is_the_least_possible,
+        RopeCase(fill="ramp"),
+    ),
+    "WrongGradient": (
+        "not_rotated",
+        test_gradients.test_gradient_is_the_transposed_rotation,
+        RopeCase(requests=((1, 1),)),
+    ),
+    "MissingError": (
+        "full_width_table_guessed_at",
+        test_errors.test_wrong_input_is_refused,
+        RopeCase(k_heads=None, seed=3),
+    ),
+}
+
+
+@pytest.mark.skipif(ON_GPU, reason="races and traffic are seen in the interpreter, and kernels are compiled")
+@pytest.mark.parametrize("failure", IN_THE_HARNESS)
+def test_a_fault_that_no_plain_script_shows_is_replayed(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, tried, case = IN_THE_HARNESS[failure]
+    (tmp_path / "faulty.py").write_text(
+        "from dataclasses import replace\nfrom tests.mutants import MUTANTS\n"
+        f"found = next(m for m in MUTANTS if m.name == {name!r}).fresh()\n"
+        "FAULTY = replace(found, domain=replace(found.domain, least_traffic=True))\n"
+    )
+    # Where the command of the report runs.
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    implementation = load(f"{tmp_path}/faulty.py:FAULTY", "cpu")
+    with recording(Record(Journal(tmp_path / "running.json"))):
+        with pytest.raises(Failure) as raised:
+            tried.run(implementation, case)
+        found = describe(raised.value, f"properties/test_x.py::{tried.name}[x]", search=False)
+        analyse(found, raised.value, [implementation], seconds=0.1)
+    assert (found.failure, found.script_kind) == (failure, "harness")
+    assert found.script_ran == (1, "FAULT: the replay fails")
+    assert repro.NEEDS_HARNESS[failure].split()[0] in render(found, "(of this machine)")
 
 
 @pytest.mark.parametrize("report", REPORTS)
