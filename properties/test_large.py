@@ -97,6 +97,33 @@ class FixedCases(Property):
                 yield f"{implementation.name}-{what}", self.replay(implementation, case)
 
 
+def _check_along_one_axis(implementation: Implementation, case: RopeCase) -> None:
+    """The same along each axis of every tensor in turn. For 32 bits in one product, which few draws meet."""
+    test_rows_beyond_2_31_elements.check(implementation, case)
+
+
+_SPREAD = RopeCase(
+    dtype="bfloat16",
+    rank=4,
+    requests=((0, 3), (1, 3), (2, 3)),
+    q_heads=3,
+    k_heads=3,
+    rot_half=2,
+    positions_dtype="int32",
+    table_fill="ramp",
+    fill="normal",
+)
+test_each_axis_beyond_2_31_elements = FixedCases(
+    "test_each_axis_beyond_2_31_elements",
+    _check_along_one_axis,
+    # By the seed: the axis, and whether the stride is odd.
+    cases=tuple(
+        (f"axis {n % 4}, stride {'odd' if n >= 12 else 'even'}", replace(_SPREAD, seed=n))
+        for n in (0, 1, 2, 3, 12, 13, 14, 15)
+    ),
+)
+
+
 _COUNT = 65537
 
 
