@@ -117,9 +117,11 @@ test_each_axis_beyond_2_31_elements = FixedCases(
     "test_each_axis_beyond_2_31_elements",
     _check_along_one_axis,
     # By the seed: the axis, and whether the stride is odd.
-    cases=tuple(
-        (f"axis {n % 4}, stride {'odd' if n >= 12 else 'even'}", replace(_SPREAD, seed=n))
-        for n in (0, 1, 2, 3, 12, 13, 14, 15)
+    cases=(
+        *((f"axis {n % 4}", replace(_SPREAD, seed=n)) for n in range(4)),
+        *((f"axis {n % 4}, odd", replace(_SPREAD, seed=n)) for n in range(12, 16)),
+        ("dims in place, odd", replace(_SPREAD, inplace=True, seed=15)),
+        ("several axes, odd", replace(_SPREAD, axes="chunked", rot_half=8, seed=12)),
     ),
 )
 
