@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,15 +67,23 @@ def _properties_page() -> str:
     ]
     for path in sorted((ROOT / "properties").glob("test_*.py")):
         module = ast.parse(path.read_text())
-        rows = [
-            f"| `{node.name}` | {_one_line(node)} |"
-            for node in module.body
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-        ]
+        rows = [f"| `{name}` | {_one_line(check)} |" for name, check in _checks(module)]
         lines += ["", f"## `{path.name}`", "", _one_line(module)]
         if rows:
             lines += ["", "| property | holds when |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
+
+
+def _checks(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The properties of a module: decorated functions, and names given to a Property of a function."""
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    for node in module.body:
+        match node:
+            case ast.FunctionDef(name=name) if name.startswith("test_"):
+                yield name, functions[name]
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(args=[_, ast.Name(id=check)])):
+                if name.startswith("test_"):
+                    yield name, functions[check]
 
 
 def _one_line(node: ast.Module | ast.FunctionDef) -> str:
