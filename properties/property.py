@@ -41,6 +41,11 @@ class Property:
     draw: Callable[..., st.SearchStrategy[RopeCase]] = rope_cases
     models: Mapping[str, RopeCase] = field(default_factory=lambda: MODELS)
 
+    @property
+    def drawn_as(self) -> str:
+        """The same for properties that draw the same cases of an implementation."""
+        return f"{self.draw.__name__} {self.narrowed}"
+
     def domain(self, implementation: Implementation) -> Domain | None:
         """The cases to try: the implementation's domain as far as this property speaks of it."""
         kept: dict[str, Any] = {
@@ -67,7 +72,7 @@ class Property:
                 search = self.search(implementation, cases)
                 if session is not None:
                     few = settings().max_examples <= SHARED_RUNS
-                    drawn = f"{self.draw.__name__} {self.narrowed}" if few else self.name
+                    drawn = self.drawn_as if few else self.name
                     seed(zlib.crc32(f"{session} {drawn} {layout} {dtype}".encode()))(search)
                 if self.cost > 1:
                     search = settings(max_examples=max(2, settings().max_examples // self.cost))(search)

@@ -160,17 +160,17 @@ class Arena:
         positions = self.values.get("positions", positions)
         cos, sin = angle_tables(case, case.max_position)
         tables = {"cos": cos.to(table_dtype(case)), "sin": sin.to(table_dtype(case))}
+        if case.table == "gathered":
+            # Packed on one token axis, a gathered table is one row per token.
+            rows = positions if case.rank == 4 else positions[0]
+            tables = {name: table[rows] for name, table in tables.items()}
         for name, table in tables.items():
-            if case.table == "gathered":
-                # Packed on one token axis, a gathered table is one row per token.
-                table = table[positions if case.rank == 4 else positions[0]]
             self._poke(name, table.view(-1))
-            tables[name] = table
             self._place_table(name, table)
         given, axes = self._place_positions(positions), self._place_axes()
         for name, table in tables.items():
             if case.table == "gathered":
-                self.inputs[name] = table.clone().view(*given.shape, case.rot_half)
+                self.inputs[name] = table.view(*given.shape, case.rot_half)
             else:
                 self.inputs[name] = looked_up(table, given, axes)
         self.inputs["positions"] = given

@@ -1,7 +1,7 @@
 """False alarms: search correct implementations with random cases until so many have run; none may fail.
 
     python -m tests.false_alarms --cases 200000 --jobs 2
-    python -m tests.false_alarms --cases 1000000 --jobs 16 --impl rope --relatives 49     (compiled, on a GPU)
+    python -m tests.false_alarms --cases 1000000 --jobs 16 --impl rope --relatives 199    (compiled, on a GPU)
 
 A run is a list of short searches, each with a seed of its own counted from --seed, so that the same numbers
 try the same cases again, whatever the number of processes. Properties that draw alike search together and
@@ -10,6 +10,7 @@ fails.
 """
 
 import argparse
+import functools
 import itertools
 import os
 import random
@@ -83,6 +84,7 @@ class Outcome:
     silent: tuple[str, ...] = ()
 
 
+@functools.cache
 def properties() -> dict[str, Property]:
     """All properties that search, by name."""
     found = {}
@@ -99,7 +101,7 @@ def alike(names: Iterable[str]) -> list[tuple[str, ...]]:
     groups: dict[Any, list[str]] = {}
     for name in names:
         prop = properties()[name]
-        groups.setdefault((type(prop), prop.draw, str(prop.narrowed), prop.cost), []).append(name)
+        groups.setdefault((type(prop), prop.drawn_as, prop.cost), []).append(name)
     return [tuple(group) for group in groups.values()]
 
 

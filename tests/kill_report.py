@@ -1,5 +1,6 @@
 """The kill matrix as text: a line per mutant, and docs/kill-matrix.md."""
 
+import functools
 import re
 import statistics
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ def document(rows: list[Row], families: dict[str, list[str]], cases: int) -> str
     return "\n".join(lines) + "\n"
 
 
+@functools.cache
 def published() -> dict[str, dict[str, int]]:
     """Which properties kill each mutant, and how many cases they needed, by the published matrix."""
     kills = {}
