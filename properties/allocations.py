@@ -52,8 +52,9 @@ class WatchedAllocations(TorchDispatchMode):
 
     def _guard(self, result: torch.Tensor) -> torch.Tensor:
         extent = 1 + sum((n - 1) * s for n, s in zip(result.shape, result.stride(), strict=True))
-        buffer = marked(extent + 2 * RED_ZONE, result.dtype, RED[result.dtype], result.device)
+        pristine = bits(marked(extent + 2 * RED_ZONE, result.dtype, RED[result.dtype]))
+        pristine.as_strided(result.shape, result.stride(), RED_ZONE).fill_(UNWRITTEN[result.dtype])
+        buffer = pristine.view(result.dtype).to(result.device, non_blocking=True, copy=True)
         view = buffer.as_strided(result.shape, result.stride(), RED_ZONE)
-        bits(buffer).as_strided(result.shape, result.stride(), RED_ZONE).fill_(UNWRITTEN[result.dtype])
-        self.guarded.append(Guarded(buffer, bits(buffer).cpu().clone(), {"output": view}))
+        self.guarded.append(Guarded(buffer, pristine, {"output": view}))
         return view

@@ -26,7 +26,7 @@ from properties.oracle import Exact, angles, exact_rotation, pair_dims
 from properties.record import note_ratio, shared_runs
 from properties.trace import Trace, recorded
 from strategies import Arena, RopeCase
-from strategies.arena import UNWRITTEN, Guarded
+from strategies.arena import UNWRITTEN, Guarded, fetched
 from strategies.values import bits
 
 
@@ -38,6 +38,7 @@ class Run:
         outputs: by "q" and "k", on the CPU in (batch, token, head, dim).
         given: what the implementation returned for each, as it came.
         allocations: what the implementation allocated.
+        after: the contents of every guarded buffer, those of the arena first, on the CPU.
         trace: what its Triton kernels loaded and stored, or None when none ran in the interpreter on the
             arena's own memory.
     """
@@ -48,12 +49,14 @@ class Run:
     given: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
     allocations: list[Guarded]
+    after: list[torch.Tensor]
     trace: Trace | None = None
 
     @cached_property
     def changed(self) -> list[tuple[Guarded, torch.Tensor]]:
         """Every guarded buffer, those of the arena first, with the elements that the call changed."""
-        return [(guarded, guarded.changed()) for guarded in self.arena.buffers + self.allocations]
+        buffers = self.arena.buffers + self.allocations
+        return [(g, bits(after) != g.pristine) for g, after in zip(buffers, self.after, strict=True)]
 
     def exact(self, name: str) -> Exact:
         """The exact rotation of one tensor."""
@@ -138,10 +141,12 @@ def execute_on(implementation: Implementation, case: RopeCase, arena: Arena) -> 
     given = dict(zip(names, tensors, strict=True))
     for name, out in given.items():
         check_metadata(name, out, getattr(arena, name), inplace=case.inplace)
-    outputs = {name: arena.bnhd(out.detach()).cpu() for name, out in given.items()}
+    buffers = [guarded.buffer for guarded in arena.buffers + allocations]
+    on_cpu = fetched([*(arena.bnhd(out.detach()) for out in given.values()), *buffers])
+    outputs = dict(zip(given, on_cpu, strict=False))
     # Tensors on a GPU are copied for the interpreter, to addresses that say nothing.
     seen = trace if trace.launches and arena.device.type == "cpu" else None
-    return Run(implementation, case, arena, given, outputs, allocations, seen)
+    return Run(implementation, case, arena, given, outputs, allocations, on_cpu[len(outputs) :], seen)
 
 
 def _describe(value: object) -> str:

@@ -8,6 +8,7 @@ from properties.failures import Crash
 from properties.implementations import Implementation
 from properties.judge import Run, call, call_options
 from strategies import Arena, RopeCase
+from strategies.arena import fetched
 
 
 def execute_replayed(implementation: Implementation, case: RopeCase) -> Run:
@@ -38,7 +39,8 @@ def execute_replayed(implementation: Implementation, case: RopeCase) -> Run:
     names = ("q",) if case.k_heads is None else ("q", "k")
     given = dict(zip(names, tensors, strict=True))
     outputs = {name: captured.bnhd(out.detach()).cpu() for name, out in given.items()}
-    return Run(implementation, case, other, given, outputs, [])
+    after = fetched([mine.buffer for mine in captured.buffers])
+    return Run(implementation, case, other, given, outputs, [], after)
 
 
 def other_values(case: RopeCase, device: str) -> Arena:

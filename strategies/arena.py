@@ -1,5 +1,6 @@
 """The arena turns a case into tensors that lie inside guarded buffers."""
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ from strategies.values import activation_dtype, angle_tables, bits, filled, tabl
 
 # Elements of red zone before and behind each tensor; a multiple of 16 bytes in every dtype.
 RED_ZONE = 64
+# Bytes; a multiple of every element size.
+_ALIGNED = 16
 # NaNs with a payload of their own, so that "never written" differs from "computed NaN", and a stray value
 # names where it came from.
 RED = {
@@ -29,9 +32,9 @@ UNWRITTEN = {
 }
 
 
-def marked(size: int, dtype: torch.dtype, mark: int, device: str | torch.device = "cpu") -> torch.Tensor:
-    """A flat buffer in which every element has the bit pattern `mark`."""
-    buffer = torch.empty(size, dtype=dtype, device=device)
+def marked(size: int, dtype: torch.dtype, mark: int) -> torch.Tensor:
+    """A flat buffer on the CPU in which every element has the bit pattern `mark`."""
+    buffer = torch.empty(size, dtype=dtype)
     bits(buffer).fill_(mark)
     return buffer
 
@@ -232,9 +235,27 @@ class Arena:
                 flat[index % flat.numel()] = number
 
     def _guard(self, buffer: torch.Tensor, views: dict[str, tuple[tuple[int, ...], list[int], int]]) -> None:
-        on_device = buffer.to(self.device)
+        on_device = buffer.to(self.device, non_blocking=True, copy=True)
         placed = {name: on_device.as_strided(*where) for name, where in views.items()}
-        self.buffers.append(Guarded(on_device, bits(buffer).clone(), placed))
+        self.buffers.append(Guarded(on_device, bits(buffer), placed))
+
+
+def fetched(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors on the CPU, those of a GPU in one transfer: each transfer waits for the GPU."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return tensors
+    sizes = (_ALIGNED * -(-tensor.nbytes // _ALIGNED) for tensor in tensors)
+    *starts, size = itertools.accumulate(sizes, initial=0)
+    joined = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+    for tensor, start in zip(tensors, starts, strict=True):
+        _lying_at(joined, start, tensor).copy_(tensor)
+    joined = joined.cpu()
+    return [_lying_at(joined, start, tensor) for tensor, start in zip(tensors, starts, strict=True)]
+
+
+def _lying_at(memory: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
+    """A dense tensor of this shape and dtype in these bytes."""
+    return memory[start : start + like.nbytes].view(like.dtype).view(like.shape)
 
 
 def looked_up(table: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor | None) -> torch.Tensor:

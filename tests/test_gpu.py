@@ -11,6 +11,7 @@ from properties.judge import check_values, execute
 from rope import PositionError, RopeError, apply_rope, ragged_positions, rope_table
 from rope.axes import mrope_axes
 from strategies import RopeCase
+from strategies.arena import fetched
 
 pytestmark = [
     pytest.mark.gpu,
@@ -278,3 +279,15 @@ def test_a_table_has_the_same_bits_on_every_device(precision: str) -> None:
     )
     assert there.cos.is_cuda
     same((x.cpu() for x in there), here)
+
+
+def test_tensors_come_from_the_gpu_as_they_are() -> None:
+    there = [
+        torch.arange(3, dtype=torch.int8, device="cuda"),
+        torch.arange(24, dtype=torch.float64, device="cuda")[1::3],
+        torch.zeros(0, 2, device="cuda"),
+        torch.randn(1, 2, device="cuda").bfloat16().expand(5, 2),
+    ]
+    for got, expected in zip(fetched(there), there, strict=True):
+        assert got.device.type == "cpu"
+        assert torch.equal(got, expected.cpu())
