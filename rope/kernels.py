@@ -1,9 +1,9 @@
 """Triton kernels for RoPE.
 
 `rope_kernel` maps programs to tiles: a program owns the same `BLOCK_T` tokens of one batch row for `BLOCK_H`
-heads of either q or k, so it loads each cos/sin row once and reuses it over its heads, and no element is
-touched by two programs. A layout is a pair of functions, one that loads the pairs of a tile and one that
-stores them.
+heads, counted over q and then k, so it loads each cos/sin row once and reuses it over its heads, and no
+element is touched by two programs. A layout is a pair of functions, one that loads the pairs of a tile and
+one that stores them.
 
 Every tile has the axes (token, head, dim). Row offsets are 64-bit: a head-first or packed tensor passes
 2**31 elements at ordinary model sizes.
@@ -15,7 +15,7 @@ import triton.language as tl
 # Positions of rope_kernel's run-time numbers. None is specialised, so tensors that differ only in stride
 # values share one compiled kernel; what the compiler must know of them (unit strides, alignment) arrives as
 # constexprs that the launcher computes.
-FIRST_SCALAR, LAST_SCALAR = 8, 43
+FIRST_SCALAR, LAST_SCALAR = 8, 42
 
 
 @triton.jit
@@ -157,77 +157,15 @@ def _copy_tail(
 
 
 @triton.jit
-def _rotate_heads(
-    x_ptr,
-    out_ptr,
-    x_strides,
-    out_strides,
-    table,
-    b,
-    n,
-    live,
-    head_block,
-    heads,
-    rot_offset,
-    tail,
-    GPTJ: tl.constexpr,
-    INVERSE: tl.constexpr,
-    UNIT_DIM: tl.constexpr,
-    UNIT_PAIR: tl.constexpr,
-    X_UNIT: tl.constexpr,
-    TABLE_UNIT: tl.constexpr,
-    ROT_HALF: tl.constexpr,
-    TAIL_SIDE: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_TAIL: tl.constexpr,
-):
-    # Either layout: one block of heads of q or of k.
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    arithmetic: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
-    h = head_block.to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]
-    # The factor tells the compiler how rows are aligned, which is what makes accesses 16 bytes wide.
-    x_rows = x_ptr + (b * x_strides[0] + n * x_strides[1] + h * x_strides[2]) * X_UNIT
-    out_rows = out_ptr + (b * out_strides[0] + n * out_strides[1] + h * out_strides[2]) * X_UNIT
-    mask = live & (h < heads)
-    x_dim = 1
-    out_dim = 1
+def _rows(q_ptr, k_ptr, q_strides, k_strides, b, n, h, q_heads, UNIT_DIM: tl.constexpr, X_UNIT: tl.constexpr):
+    # Either layout: where the dims of each (token, head) start, and their stride; the heads of k follow those
+    # of q. The factor tells the compiler how rows are aligned, which is what makes accesses 16 bytes wide.
+    q_rows = q_ptr + (b * q_strides[0] + n * q_strides[1] + h * q_strides[2]) * X_UNIT
+    k_rows = k_ptr + (b * k_strides[0] + n * k_strides[1] + (h - q_heads) * k_strides[2]) * X_UNIT
+    dim_stride = 1
     if not UNIT_DIM:
-        x_dim = x_strides[3].to(tl.int64)
-        out_dim = out_strides[3].to(tl.int64)
-    rot_offset = rot_offset * X_UNIT
-    x_rotated = x_rows + rot_offset * x_dim
-    out_rotated = out_rows + rot_offset * out_dim
-    if GPTJ:
-        lo, hi = _load_gptj(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
-    else:
-        lo, hi = _load_neox(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF)
-    # After the rows, whose way from memory is the longest: a table row waits for its position first.
-    cos, sin = _load_angles(table, b, live, arithmetic, INVERSE, UNIT_PAIR, TABLE_UNIT, ROT_HALF, BLOCK_HALF)
-    lo = lo.to(arithmetic)
-    hi = hi.to(arithmetic)
-    # Left to itself the compiler fuses one product or the other, by tile and strides: results must not depend
-    # on either. Times -1 and not minus, which is 0 - x to Triton and loses the sign of a zero.
-    new_lo = tl.fma(lo, cos, (hi * sin) * -1.0).to(dtype)
-    new_hi = tl.fma(hi, cos, lo * sin).to(dtype)
-    if GPTJ:
-        _store_gptj(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
-    else:
-        _store_neox(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF)
-    if TAIL_SIDE != "none":
-        _copy_tail(
-            x_rows,
-            out_rows,
-            x_dim,
-            out_dim,
-            mask,
-            rot_offset,
-            tail * X_UNIT,
-            TAIL_SIDE,
-            2 * ROT_HALF,
-            BLOCK_TAIL,
-        )
+        dim_stride = tl.where(h < q_heads, q_strides[3], k_strides[3]).to(tl.int64)
+    return tl.where(h < q_heads, q_rows, k_rows), dim_stride
 
 
 @triton.jit(
@@ -272,14 +210,14 @@ def rope_kernel(
     tokens,  # per batch row
     row_blocks,  # blocks of tokens per batch row
     q_heads,
-    k_heads,
-    q_blocks,  # blocks of q heads
-    head_blocks,  # blocks of q and k heads
+    heads,  # of q and k together
+    head_blocks,  # blocks of them
     max_position,  # rows of the table, or of one batch row of a gathered table
     rot_offset,  # in units of X_UNIT
     tail,  # dims to copy, in units of X_UNIT
     GPTJ: tl.constexpr,
     INVERSE: tl.constexpr,
+    INPLACE: tl.constexpr,  # the outputs are q and k
     HAS_POSITIONS: tl.constexpr,
     UNIT_DIM: tl.constexpr,  # the dim stride of q, k and the outputs is 1
     UNIT_PAIR: tl.constexpr,  # the pair stride of cos and sin is 1
@@ -300,8 +238,9 @@ def rope_kernel(
     b = tl.program_id(2)
     if FLAT:
         # Two divisions more before the first load, 0.07 us on an H200.
-        b = head_block // head_blocks // row_blocks
-        row_block = head_block // head_blocks % row_blocks
+        row = head_block // head_blocks
+        b = row // row_blocks
+        row_block = row % row_blocks
         head_block = head_block % head_blocks
     b = b.to(tl.int64)
     n = row_block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
@@ -321,58 +260,49 @@ def rope_kernel(
                 ROT_HALF,
                 BLOCK_HALF,
             )
-    table = (cos_ptr, sin_ptr, (cos_b, cos_row, cos_i), (sin_b, sin_row, sin_i), position, max_position)
-    if head_block < q_blocks:
-        _rotate_heads(
-            q_ptr,
-            q_out_ptr,
-            (q_b, q_n, q_h, q_d),
-            (q_out_b, q_out_n, q_out_h, q_out_d),
-            table,
-            b,
-            n,
-            live,
-            head_block,
-            q_heads,
-            rot_offset,
-            tail,
-            GPTJ,
-            INVERSE,
-            UNIT_DIM,
-            UNIT_PAIR,
-            X_UNIT,
-            TABLE_UNIT,
-            ROT_HALF,
-            TAIL_SIDE,
-            BLOCK_T,
-            BLOCK_H,
-            BLOCK_HALF,
-            BLOCK_TAIL,
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    arithmetic: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
+    h = head_block.to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]
+    mask = live & (h < heads)
+    q_strides, k_strides = (q_b, q_n, q_h, q_d), (k_b, k_n, k_h, k_d)
+    x_rows, x_dim = _rows(q_ptr, k_ptr, q_strides, k_strides, b, n, h, q_heads, UNIT_DIM, X_UNIT)
+    out_rows = x_rows
+    out_dim = x_dim
+    if not INPLACE:
+        q_strides, k_strides = (q_out_b, q_out_n, q_out_h, q_out_d), (k_out_b, k_out_n, k_out_h, k_out_d)
+        out_rows, out_dim = _rows(
+            q_out_ptr, k_out_ptr, q_strides, k_strides, b, n, h, q_heads, UNIT_DIM, X_UNIT
         )
+    rot_offset = rot_offset * X_UNIT
+    x_rotated = x_rows + rot_offset * x_dim
+    out_rotated = out_rows + rot_offset * out_dim
+    if GPTJ:
+        lo, hi = _load_gptj(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
     else:
-        _rotate_heads(
-            k_ptr,
-            k_out_ptr,
-            (k_b, k_n, k_h, k_d),
-            (k_out_b, k_out_n, k_out_h, k_out_d),
-            table,
-            b,
-            n,
-            live,
-            head_block - q_blocks,
-            k_heads,
+        lo, hi = _load_neox(x_rotated, x_dim, mask, ROT_HALF, BLOCK_HALF)
+    # After the rows, whose way from memory is the longest: a table row waits for its position first.
+    table = (cos_ptr, sin_ptr, (cos_b, cos_row, cos_i), (sin_b, sin_row, sin_i), position, max_position)
+    cos, sin = _load_angles(table, b, live, arithmetic, INVERSE, UNIT_PAIR, TABLE_UNIT, ROT_HALF, BLOCK_HALF)
+    lo = lo.to(arithmetic)
+    hi = hi.to(arithmetic)
+    # Left to itself the compiler fuses one product or the other, by tile and strides: results must not depend
+    # on either. Times -1 and not minus, which is 0 - x to Triton and loses the sign of a zero.
+    new_lo = tl.fma(lo, cos, (hi * sin) * -1.0).to(dtype)
+    new_hi = tl.fma(hi, cos, lo * sin).to(dtype)
+    if GPTJ:
+        _store_gptj(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF, BLOCK_T, BLOCK_H)
+    else:
+        _store_neox(out_rotated, out_dim, mask, new_lo, new_hi, ROT_HALF, BLOCK_HALF)
+    if TAIL_SIDE != "none":
+        _copy_tail(
+            x_rows,
+            out_rows,
+            x_dim,
+            out_dim,
+            mask,
             rot_offset,
-            tail,
-            GPTJ,
-            INVERSE,
-            UNIT_DIM,
-            UNIT_PAIR,
-            X_UNIT,
-            TABLE_UNIT,
-            ROT_HALF,
+            tail * X_UNIT,
             TAIL_SIDE,
-            BLOCK_T,
-            BLOCK_H,
-            BLOCK_HALF,
+            2 * ROT_HALF,
             BLOCK_TAIL,
         )

@@ -1,6 +1,7 @@
 """Tile choice, grid and launch of the Triton kernels."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ def choose_tile(geometry: Geometry, itemsize: int = 2) -> Tile:
     """
     half = geometry.rot_half
     pairs = _block(half)
-    heads = _block(max(geometry.q_heads, geometry.k_heads))
+    heads = _block(geometry.q_heads + geometry.k_heads)
     rows = geometry.batch * geometry.tokens
     if interpreted():
         # The interpreter's cost is per program, whatever the tile holds.
@@ -200,8 +201,7 @@ def _plan(
     x_unit, x_numbers = _in_units(q.element_size(), x_strides, g.rot_offset | tail)
     table_unit, table_numbers = _in_units(cos.element_size(), table_strides)
     tile = _fit_grid(forced or choose_tile(g, q.element_size()), g)
-    q_blocks, head_blocks = _head_blocks(tile, g)
-    row_blocks = triton.cdiv(g.tokens, tile.tokens)
+    head_blocks, row_blocks = _blocks(tile, g)
     numbers = (
         *missing_pointer,
         *x_numbers,
@@ -211,8 +211,7 @@ def _plan(
         g.tokens,
         row_blocks,
         g.q_heads,
-        g.k_heads,
-        q_blocks,
+        g.q_heads + g.k_heads,
         head_blocks,
         cos.shape[-2],
         g.rot_offset // x_unit,
@@ -221,6 +220,7 @@ def _plan(
     constants: dict[str, object] = {
         "GPTJ": g.layout == "gptj",
         "INVERSE": inverse,
+        "INPLACE": in_place,
         "HAS_POSITIONS": has_positions,
         "UNIT_DIM": all(s[3] == 1 for s in x_strides),
         "UNIT_PAIR": all(s[2] == 1 for s in table_strides),
@@ -252,16 +252,15 @@ def _block(n: int) -> int:
     return triton.next_power_of_2(max(n, 1))
 
 
-def _head_blocks(tile: Tile, g: Geometry) -> tuple[int, int]:
-    """Blocks of q heads, and of q and k heads together."""
-    q_blocks = triton.cdiv(g.q_heads, tile.heads)
-    return q_blocks, q_blocks + triton.cdiv(g.k_heads, tile.heads)
+def _blocks(tile: Tile, g: Geometry) -> tuple[int, int]:
+    """Blocks of heads of q and k together, and blocks of tokens of a batch row."""
+    return triton.cdiv(g.q_heads + g.k_heads, tile.heads), triton.cdiv(g.tokens, tile.tokens)
 
 
 def _fit_grid(tile: Tile, g: Geometry) -> Tile:
-    if max(g.batch, triton.cdiv(g.tokens, tile.tokens)) > _MAX_BLOCKS:
+    if max(g.batch, _blocks(tile, g)[1]) > _MAX_BLOCKS:
         tile = tile._replace(flat=True)
-    while g.batch * triton.cdiv(g.tokens, tile.tokens) * _head_blocks(tile, g)[1] > _MAX_PROGRAMS:
+    while g.batch * math.prod(_blocks(tile, g)) > _MAX_PROGRAMS:
         tile = tile._replace(tokens=2 * tile.tokens)
     return tile
 

@@ -60,7 +60,7 @@ BUNDLED: tuple[Target, ...] = (
     Target(
         "rope/launch.py",
         ("rope",),
-        ("rotate", "_plan", "_head_blocks", "_tail_side", "_in_units", "_block"),
+        ("rotate", "_plan", "_blocks", "_tail_side", "_in_units", "_block"),
     ),
     Target("rope/kernels.py", ("rope",)),
 )
