@@ -48,7 +48,7 @@ def test_relatives_differ_in_values_alone() -> None:
     assert {c.table_fill for c in relatives(replace(case, table_fill="normal"), 20)} == {"angles"}
     assert several == list(relatives(case, 20))
     outcome = run(Search("rope-eager", ("test_matches_the_oracle",), 1, relatives=2))
-    assert (outcome.cases, outcome.drawn, outcome.failure) == (75, 25, None)
+    assert (outcome.cases, outcome.drawn, outcome.failure) == (4, 2, None)
 
 
 def test_no_property_is_left_out() -> None:
