@@ -45,7 +45,7 @@ def measure(shape: Shape, tokens: int) -> dict[str, object]:
         "shape": shape.name,
         "tokens": tokens,
         "limit": moved / bytes_per_us(moved),
-        "chosen": str(tuple(choose_tile(geometry, shape.dtype.itemsize))),
+        "chosen": str(tuple(choose_tile(geometry))),
         "times": dict(sorted(times.items(), key=lambda item: item[1])),
     }
 

@@ -19,6 +19,8 @@ _INTS = (int, torch.SymInt)
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
+# Of batch rows, tokens, heads and table rows; 32-bit numbers then hold a whole tile past the last one.
+_MOST = 2**30
 # Sizes, dtype, device, layout and strides of a tensor.
 Description = tuple[torch.Size, torch.dtype, torch.device, torch.layout, tuple[int, ...]]
 
@@ -238,7 +240,16 @@ def _check_shapes(
         _check_axes(rot_half, cos, positions, axes)
     if positions is not None:
         _check_positions(len(q), batch, tokens, positions, axes is not None)
+    _check_counts(batch, tokens, q_heads + k_heads, cos[-2])
     return Geometry(layout, batch, tokens, q_heads, k_heads, head_dim, rot_half, rot_offset, heads_first)
+
+
+def _check_counts(*counts: int) -> None:
+    for what, count in zip(("batch rows", "tokens", "heads", "table rows"), counts, strict=True):
+        if count > _MOST:
+            raise RopeError(
+                f"{count} {what}, expected at most {_MOST}, as the kernels count in 32 bits: split the call"
+            )
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

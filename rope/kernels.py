@@ -19,6 +19,14 @@ FIRST_SCALAR, LAST_SCALAR = 8, 42
 
 
 @triton.jit
+def _times(index, stride):
+    # Neither is ever negative. Said so, a 64-bit product of 32-bit numbers is one instruction, not three.
+    if stride.dtype == tl.int32:
+        stride = stride.to(tl.uint32)
+    return (index.to(tl.uint32).to(tl.uint64) * stride.to(tl.uint64)).to(tl.int64)
+
+
+@triton.jit
 def _load_neox(rows, dim_stride, row_mask, ROT_HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
     # Layout neox: element i of the rotated dims pairs with element i + ROT_HALF.
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
@@ -99,10 +107,10 @@ def _load_angles(
     # the token, or with several axes that of the (token, pair).
     cos_ptr, sin_ptr, cos_strides, sin_strides, position, max_position = table
     # A row outside the table is never read; NaN makes the fault loud without a host sync.
-    in_table = live & (position >= 0) & (position < max_position)
+    in_table = live & (position.to(tl.uint64) < max_position.to(tl.uint64))
     row = tl.where(in_table, position, 0)
-    cos_rows = cos_ptr + (b * cos_strides[0] + row * cos_strides[1]) * TABLE_UNIT
-    sin_rows = sin_ptr + (b * sin_strides[0] + row * sin_strides[1]) * TABLE_UNIT
+    cos_rows = cos_ptr + (_times(b, cos_strides[0]) + _times(row, cos_strides[1])) * TABLE_UNIT
+    sin_rows = sin_ptr + (_times(b, sin_strides[0]) + _times(row, sin_strides[1])) * TABLE_UNIT
     pair = tl.arange(0, BLOCK_HALF)[None, None, :]
     cos_pair = pair
     sin_pair = pair
@@ -160,12 +168,14 @@ def _copy_tail(
 def _rows(q_ptr, k_ptr, q_strides, k_strides, b, n, h, q_heads, UNIT_DIM: tl.constexpr, X_UNIT: tl.constexpr):
     # Either layout: where the dims of each (token, head) start, and their stride; the heads of k follow those
     # of q. The factor tells the compiler how rows are aligned, which is what makes accesses 16 bytes wide.
-    q_rows = q_ptr + (b * q_strides[0] + n * q_strides[1] + h * q_strides[2]) * X_UNIT
-    k_rows = k_ptr + (b * k_strides[0] + n * k_strides[1] + (h - q_heads) * k_strides[2]) * X_UNIT
+    of_q = h < q_heads
+    h = tl.where(of_q, h, h - q_heads)
+    q_row = _times(b, q_strides[0]) + _times(n, q_strides[1]) + _times(h, q_strides[2])
+    k_row = _times(b, k_strides[0]) + _times(n, k_strides[1]) + _times(h, k_strides[2])
     dim_stride = 1
     if not UNIT_DIM:
-        dim_stride = tl.where(h < q_heads, q_strides[3], k_strides[3]).to(tl.int64)
-    return tl.where(h < q_heads, q_rows, k_rows), dim_stride
+        dim_stride = tl.where(of_q, q_strides[3], k_strides[3]).to(tl.int64)
+    return tl.where(of_q, q_ptr + q_row * X_UNIT, k_ptr + k_row * X_UNIT), dim_stride
 
 
 @triton.jit(
@@ -219,6 +229,7 @@ def rope_kernel(
     INVERSE: tl.constexpr,
     INPLACE: tl.constexpr,  # the outputs are q and k
     HAS_POSITIONS: tl.constexpr,
+    BATCHED: tl.constexpr,  # there is more than one batch row
     UNIT_DIM: tl.constexpr,  # the dim stride of q, k and the outputs is 1
     UNIT_PAIR: tl.constexpr,  # the pair stride of cos and sin is 1
     X_UNIT: tl.constexpr,  # elements: every row of q, k and the outputs starts at a multiple of this
@@ -242,12 +253,13 @@ def rope_kernel(
         b = row // row_blocks
         row_block = row % row_blocks
         head_block = head_block % head_blocks
-    b = b.to(tl.int64)
-    n = row_block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
+    if not BATCHED:
+        b *= 0
+    n = row_block * BLOCK_T + tl.arange(0, BLOCK_T)[:, None, None]
     live = n < tokens
-    position = n
+    position = n.to(tl.int64)
     if HAS_POSITIONS:
-        at = b * position_b + n * position_n
+        at = _times(b, position_b) + _times(n, position_n)
         if axes_ptr is None:
             position = tl.load(positions_ptr + at, mask=live, other=-1).to(tl.int64)
         else:
@@ -262,7 +274,7 @@ def rope_kernel(
             )
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     arithmetic: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
-    h = head_block.to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]
+    h = head_block * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]
     mask = live & (h < heads)
     q_strides, k_strides = (q_b, q_n, q_h, q_d), (k_b, k_n, k_h, k_d)
     x_rows, x_dim = _rows(q_ptr, k_ptr, q_strides, k_strides, b, n, h, q_heads, UNIT_DIM, X_UNIT)

@@ -51,8 +51,8 @@ def interpreted() -> bool:
     return not isinstance(rope_kernel, triton.JITFunction)
 
 
-def choose_tile(geometry: Geometry, itemsize: int = 2) -> Tile:
-    """The tile for this problem and element size in bytes; results do not depend on it, bit for bit.
+def choose_tile(geometry: Geometry) -> Tile:
+    """The tile for this problem; results do not depend on it, bit for bit.
 
     Measured on an H200 with `python -m benchmarks.tiles`.
     """
@@ -68,14 +68,13 @@ def choose_tile(geometry: Geometry, itemsize: int = 2) -> Tile:
         heads = min(heads, 8 if pairs >= 64 else 16)
         return Tile(1, heads, min(8, max(1, heads * pairs // 128)))
     if pairs >= 64 and half == pairs:
-        # One 16-byte access of each half of a pair per lane and head.
-        return Tile(1, min(heads, 8), min(4, pairs * itemsize // 64))
+        return Tile(1, min(heads, 8), max(2, pairs // 128))
     if pairs >= 64:
         # Masked lanes cost instructions, so fewer lanes do more each.
         return Tile(2 if rows >= 2048 else 1, min(heads, 8))
     if pairs == 32 and rows >= 512:
         # Several tokens of few heads were faster by 3 to 8 %.
-        return Tile(4, min(heads, 4), 1) if rows >= 4096 else Tile(4, min(heads, 8), 2)
+        return Tile(4, 4, 2) if rows >= 4096 else Tile(4, 8, 4)
     return Tile(1, min(heads, 16), 2 if pairs == 16 else 1)
 
 
@@ -200,7 +199,7 @@ def _plan(
     tail = 0 if in_place else g.head_dim - 2 * g.rot_half
     x_unit, x_numbers = _in_units(q.element_size(), x_strides, g.rot_offset | tail)
     table_unit, table_numbers = _in_units(cos.element_size(), table_strides)
-    tile = _fit_grid(forced or choose_tile(g, q.element_size()), g)
+    tile = _fit_grid(forced or choose_tile(g), g)
     head_blocks, row_blocks = _blocks(tile, g)
     numbers = (
         *missing_pointer,
@@ -222,6 +221,7 @@ def _plan(
         "INVERSE": inverse,
         "INPLACE": in_place,
         "HAS_POSITIONS": has_positions,
+        "BATCHED": g.batch > 1,
         "UNIT_DIM": all(s[3] == 1 for s in x_strides),
         "UNIT_PAIR": all(s[2] == 1 for s in table_strides),
         "X_UNIT": x_unit,

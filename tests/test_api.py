@@ -296,3 +296,14 @@ def test_no_number_that_varies_between_calls_is_specialised():
     names = launch.rope_kernel.arg_names
     assert names[kernels.FIRST_SCALAR - 1 : kernels.FIRST_SCALAR + 1] == ["axes_ptr", "q_b"]
     assert names[kernels.LAST_SCALAR : kernels.LAST_SCALAR + 2] == ["tail", "GPTJ"]
+
+
+@pytest.mark.parametrize("what", ["batch rows", "tokens", "heads", "table rows"])
+def test_more_than_the_kernels_can_count_is_refused(what: str) -> None:
+    sizes = dict.fromkeys(["batch rows", "tokens", "heads", "table rows"], 1) | {what: 2**30 + 1}
+    batch, tokens, heads, rows = sizes.values()
+    q = torch.zeros(1, 1, 1, 4).expand(batch, tokens, heads, 4)
+    table = torch.ones(1, 2).expand(rows, 2)
+    positions = torch.zeros(1, 1, dtype=torch.int64).expand(batch, tokens)
+    with pytest.raises(RopeError, match=f"1073741825 {what}, expected at most 1073741824"):
+        apply_rope(q, None, table, table, positions)
