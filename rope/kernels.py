@@ -184,47 +184,50 @@ def _rows(q_ptr, k_ptr, q_strides, k_strides, b, n, h, q_heads, UNIT_DIM: tl.con
 def rope_kernel(
     q_ptr,
     k_ptr,
-    q_out_ptr,
-    k_out_ptr,
     cos_ptr,
     sin_ptr,
     positions_ptr,
+    q_out_ptr,
+    k_out_ptr,
     axes_ptr,  # None, as what describes the axes: every pair of a token has one position
-    q_b,  # strides of batch, token and head in units of X_UNIT elements, of dim in elements
+    # Strides of batch, token and head are in units of X_UNIT elements, of a table's batch and row in units of
+    # TABLE_UNIT, all others in elements. What every call reads comes first: parameters arrive in lines of 64
+    # bytes, and each line that is touched is a wait.
     q_n,
     q_h,
-    q_d,
-    k_b,
     k_n,
     k_h,
-    k_d,
+    cos_row,
+    sin_row,
+    position_n,
+    tokens,  # per batch row
+    q_heads,
+    heads,  # of q and k together
+    max_position,  # rows of the table, or of one batch row of a gathered table
+    rot_offset,  # in units of X_UNIT
+    q_b,
+    k_b,
+    cos_b,
+    sin_b,
+    position_b,
     q_out_b,
     q_out_n,
     q_out_h,
-    q_out_d,
     k_out_b,
     k_out_n,
     k_out_h,
-    k_out_d,
-    cos_b,  # strides of batch and row in units of TABLE_UNIT elements, of pair in elements
-    cos_row,
-    cos_i,
-    sin_b,
-    sin_row,
-    sin_i,
-    position_b,  # strides of batch and token in elements
-    position_n,
-    position_axis,  # stride of the positions' axes in elements
-    position_axes,  # how many axes positions have
-    axes_i,  # stride of axes in elements
-    tokens,  # per batch row
-    row_blocks,  # blocks of tokens per batch row
-    q_heads,
-    heads,  # of q and k together
-    head_blocks,  # blocks of them
-    max_position,  # rows of the table, or of one batch row of a gathered table
-    rot_offset,  # in units of X_UNIT
     tail,  # dims to copy, in units of X_UNIT
+    q_d,
+    k_d,
+    q_out_d,
+    k_out_d,
+    cos_i,
+    sin_i,
+    position_axis,  # stride of the positions' axes
+    position_axes,  # how many axes positions have
+    axes_i,
+    row_blocks,  # blocks of tokens per batch row
+    head_blocks,  # blocks of heads
     GPTJ: tl.constexpr,
     INVERSE: tl.constexpr,
     INPLACE: tl.constexpr,  # the outputs are q and k

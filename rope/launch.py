@@ -100,7 +100,7 @@ def rotate(
         k, k_out = q, q_out
     in_place = q_out is q
     # A launch needs some pointer where there are no positions; the kernel does not read it.
-    tensors: tuple[torch.Tensor, ...] = (q, k, q_out, k_out, cos, sin, q if positions is None else positions)
+    tensors: tuple[torch.Tensor, ...] = (q, k, cos, sin, q if positions is None else positions, q_out, k_out)
     if axes is not None:
         tensors = (*tensors, axes)
     pointers = tuple([x.data_ptr() for x in tensors])
@@ -186,10 +186,9 @@ def _plan(
     forced: Tile | None,
 ) -> Plan:
     """The launch for tensors of this description."""
-    q, _, _, _, cos, _, positions, *several = tensors
-    strides = [x.stride() for x in tensors]
-    x_strides = [g.bnhd_strides(s) for s in strides[:4]]
-    table_strides = [s if len(s) == 3 else (0, *s) for s in strides[4:6]]
+    q, k, cos, sin, positions, q_out, k_out, *several = tensors
+    x_strides = [g.bnhd_strides(x.stride()) for x in (q, k, q_out, k_out)]
+    table_strides = [(0, *x.stride())[-3:] for x in (cos, sin)]
     position_strides = (0, 0, *positions.stride()[1 if several else 0 :])[-2:] if has_positions else (0, 0)
     # The kernel has no parameters for what is None.
     missing_pointer: tuple[None, ...] = () if several else (None,)
@@ -199,23 +198,18 @@ def _plan(
     tail = 0 if in_place else g.head_dim - 2 * g.rot_half
     x_unit, x_numbers = _in_units(q.element_size(), x_strides, g.rot_offset | tail)
     table_unit, table_numbers = _in_units(cos.element_size(), table_strides)
+    (q_b, *q_nh, q_d), (k_b, *k_nh, k_d), (*q_out_bnh, q_out_d), (*k_out_bnh, k_out_d) = x_numbers
+    (cos_b, cos_row, cos_i), (sin_b, sin_row, sin_i) = table_numbers
+    position_b, position_n = position_strides
     tile = _fit_grid(forced or choose_tile(g), g)
     head_blocks, row_blocks = _blocks(tile, g)
-    numbers = (
-        *missing_pointer,
-        *x_numbers,
-        *table_numbers,
-        *position_strides,
-        *axes_numbers,
-        g.tokens,
-        row_blocks,
-        g.q_heads,
-        g.q_heads + g.k_heads,
-        head_blocks,
-        cos.shape[-2],
-        g.rot_offset // x_unit,
-        tail // x_unit,
-    )
+    every = (*q_nh, *k_nh, cos_row, sin_row, position_n)
+    sizes = (g.tokens, g.q_heads, g.q_heads + g.k_heads, cos.shape[-2], g.rot_offset // x_unit)
+    batched = (q_b, k_b, cos_b, sin_b, position_b)
+    out_of_place = (*q_out_bnh, *k_out_bnh, tail // x_unit)
+    strided = (q_d, k_d, q_out_d, k_out_d, cos_i, sin_i)
+    flat = (row_blocks, head_blocks)
+    numbers = (*missing_pointer, *every, *sizes, *batched, *out_of_place, *strided, *axes_numbers, *flat)
     constants: dict[str, object] = {
         "GPTJ": g.layout == "gptj",
         "INVERSE": inverse,
@@ -273,7 +267,9 @@ def _tail_side(rot_offset: int, tail: int) -> str:
     return "before" if rot_offset == tail else "both"
 
 
-def _in_units(size: int, strides: Sequence[tuple[int, ...]], others: int = 0) -> tuple[int, list[int]]:
+def _in_units(
+    size: int, strides: Sequence[tuple[int, ...]], others: int = 0
+) -> tuple[int, list[tuple[int, ...]]]:
     """The elements (at most 16 bytes of them) that every row starts at a multiple of, and all strides.
 
     `size` is an element's, in bytes; `others` must be a multiple of the unit too. The strides returned are
@@ -284,4 +280,4 @@ def _in_units(size: int, strides: Sequence[tuple[int, ...]], others: int = 0) ->
         for s in stride[:-1]:
             misaligned |= s
     unit = misaligned & -misaligned
-    return unit, [n for *rows, last in strides for n in (*(s // unit for s in rows), last)]
+    return unit, [(*(s // unit for s in rows), last) for *rows, last in strides]

@@ -71,8 +71,8 @@ def rotate(
     if inplace:
         _increment_version((q, k))
     plan.launch(
-        (q, k, q_out, k_out, cos, sin, positions),
-        (q_at, k_at, q_out_at, k_out_at, cos_at, sin_at, positions_at),
+        (q, k, cos, sin, positions, q_out, k_out),
+        (q_at, k_at, cos_at, sin_at, positions_at, q_out_at, k_out_at),
     )
     return q_out, k_out
 

@@ -294,8 +294,8 @@ def test_strides_that_differ_in_value_share_one_kernel():
 
 def test_no_number_that_varies_between_calls_is_specialised():
     names = launch.rope_kernel.arg_names
-    assert names[kernels.FIRST_SCALAR - 1 : kernels.FIRST_SCALAR + 1] == ["axes_ptr", "q_b"]
-    assert names[kernels.LAST_SCALAR : kernels.LAST_SCALAR + 2] == ["tail", "GPTJ"]
+    assert names[kernels.FIRST_SCALAR - 1 : kernels.FIRST_SCALAR + 1] == ["axes_ptr", "q_n"]
+    assert names[kernels.LAST_SCALAR : kernels.LAST_SCALAR + 2] == ["head_blocks", "GPTJ"]
 
 
 @pytest.mark.parametrize("what", ["batch rows", "tokens", "heads", "table rows"])
