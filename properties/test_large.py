@@ -113,6 +113,7 @@ _SPREAD = RopeCase(
     table_fill="ramp",
     fill="normal",
 )
+_TWO = replace(_SPREAD, requests=((1, 2), (2, 2)), q_heads=2, k_heads=2)
 test_each_axis_beyond_2_31_elements = FixedCases(
     "test_each_axis_beyond_2_31_elements",
     _check_along_one_axis,
@@ -120,6 +121,7 @@ test_each_axis_beyond_2_31_elements = FixedCases(
     cases=(
         *((f"axis {n % 4}", replace(_SPREAD, seed=n)) for n in range(4)),
         *((f"axis {n % 4}, odd", replace(_SPREAD, seed=n)) for n in range(12, 16)),
+        *((f"axis {n % 4}, two rows, odd", replace(_TWO, seed=n)) for n in range(12, 15)),
         ("dims in place, odd", replace(_SPREAD, inplace=True, seed=15)),
         ("several axes, odd", replace(_SPREAD, axes="chunked", rot_half=8, seed=12)),
     ),
@@ -215,8 +217,11 @@ def _spread_out(x: torch.Tensor, axis: int, odd: int) -> torch.Tensor | None:
     """
     dense = x.contiguous()
     stride = list(dense.stride())
-    stride[axis] = (_REACH + 8 * max(dense.numel(), 1)) // max(dense.shape[axis] - 1, 1) | odd
-    room = 2 * _REACH + 16 * max(dense.numel(), 1)
+    steps = max(dense.shape[axis] - 1, 1)
+    # One step alone is more than 32 bits hold, with no bit for a sign either.
+    reach = _REACH if steps > 1 else 2 * _REACH
+    stride[axis] = (reach + 8 * max(dense.numel(), 1)) // steps | odd
+    room = 3 * _REACH + 16 * max(dense.numel(), 1)
     if x.is_cuda:
         if torch.cuda.mem_get_info(x.device)[0] < 2 * room * x.element_size():
             return None
@@ -230,9 +235,9 @@ def _spread_out(x: torch.Tensor, axis: int, odd: int) -> torch.Tensor | None:
 
 @functools.cache
 def _lazy(size: int) -> torch.Tensor:
-    """Bytes for more than 2**32 elements of this size, of which only the touched pages exist."""
+    """Bytes for more than 3 * 2**31 elements of this size, of which only the touched pages exist."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    memory = mmap.mmap(-1, 2 * size * _REACH + (1 << 26), flags=flags)
+    memory = mmap.mmap(-1, 3 * size * _REACH + (1 << 26), flags=flags)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
