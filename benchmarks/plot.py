@@ -43,13 +43,13 @@ def draw_shares(result: dict[str, Any]) -> plt.Figure:
             points = [(r["tokens"], r["limit_us"][name] / r["us"][name]) for r in rows if name in r["us"]]
             if points:
                 panel.plot(*zip(*points, strict=True), marker=".", color=color, label=name, linewidth=1.2)
-        panel.set(title=shape, xscale="log", ylim=(0, 1.05))
+        panel.set(title=shape, xscale="log", ylim=(0, 1.2))
         panel.grid(alpha=0.3)
     for panel in panels.flat[len(shapes) :]:
         panel.axis("off")
     handles = {label: h for p in panels.flat for h, label in zip(*p.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=len(handles))
-    figure.suptitle(f"Share of the copy limit over tokens, {result['machine']['gpu']}")
+    figure.suptitle(f"Share of the limit over tokens, {result['machine']['gpu']}")
     figure.tight_layout(rect=(0, 0.04, 1, 1))
     return figure
 
