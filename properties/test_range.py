@@ -100,6 +100,9 @@ def test_no_axis_that_positions_lack_is_used(implementation: Implementation, cas
     """
     if not implementation.domain.refuses:
         pytest.skip(f"no claim: {implementation.name} does not promise what happens on other axes")
+    if case.seed % 3 == 0:
+        # Of one axis alone, where 1 is outside too; few cases are drawn with one.
+        case = replace(case, axes="mixed", seed=4 * case.seed)
     outside = -1 if case.seed % 2 else case.position_axes
     case = replace(settled(case), pokes=(("axes", case.seed // 2, str(outside)),))
     if not case.batch * case.tokens:
