@@ -56,7 +56,7 @@ class Run:
     def changed(self) -> list[tuple[Guarded, torch.Tensor]]:
         """Every guarded buffer, those of the arena first, with the elements that the call changed."""
         buffers = self.arena.buffers + self.allocations
-        return [(g, bits(after) != g.pristine) for g, after in zip(buffers, self.after, strict=True)]
+        return [(g, g.changed(after)) for g, after in zip(buffers, self.after, strict=True)]
 
     def exact(self, name: str) -> Exact:
         """The exact rotation of one tensor."""

@@ -61,9 +61,13 @@ class Guarded:
             mask.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
         return mask
 
-    def changed(self) -> torch.Tensor:
-        """Which elements of the buffer have other bits than before the run, as bools on the CPU."""
-        return bits(self.buffer.cpu()) != self.pristine
+    def changed(self, after: torch.Tensor | None = None) -> torch.Tensor:
+        """Which elements of the buffer have other bits than before the run, as bools on the CPU.
+
+        Args:
+            after: what the buffer holds, where it was fetched to the CPU already.
+        """
+        return bits(self.buffer.cpu() if after is None else after) != self.pristine
 
 
 class Arena:
